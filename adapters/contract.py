@@ -1,0 +1,134 @@
+"""
+The seam between the gateway and the providers.
+
+A `WireProtocol` knows a format and does no I/O. An `Endpoint` is where and as whom. `adapters.client.Upstream` is the
+one thing with a socket, and offers the three calls the gateway makes: `complete`, `stream`, `health_check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from adapters.chat import ChatRequest, ChatResponse, Event
+from adapters.errors import ProviderError
+
+#: Events that arrived together. Joining them downstream costs no delay.
+Batch: TypeAlias = Sequence[Event]
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a call may take, in seconds. The time a slow caller takes to read runs none of them."""
+
+    #: From dispatch to the first content or terminal of a stream. A plain call has only the execution limit.
+    first_byte_s: float = 5.0
+    #: Between two pieces of payload; comments and keep-alives do not count as payload.
+    gap_s: float = 1.5
+    connect_s: float = 5.0
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider, resolved: variables expanded, credentials read. Never logged whole."""
+
+    provider: str
+    protocol: str
+    base_url: str
+    #: Authorization included.
+    headers: Mapping[str, str] = {}
+    clocks: Clocks = Clocks()
+    #: Top-level request fields never sent to, and always sent to, this provider.
+    omit: frozenset[str] = frozenset()
+    force: Mapping[str, msgspec.Raw] = {}
+    #: The provider ends its streams without a sentinel; a clean end of the body is then its terminal.
+    no_sentinel: bool = False
+    max_response_bytes: int = 32 * 1024 * 1024
+
+
+class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: Endpoint
+    #: The upstream's name for the model.
+    model: str
+    request: ChatRequest
+    #: The event loop's time at which the attempt must be over, whatever happens.
+    deadline: float
+
+
+class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
+    #: Appended to the base URL.
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class StreamParser(Protocol):
+    """Bytes to events, at any split. One per stream."""
+
+    def feed(self, data: bytes) -> Batch:
+        """
+        The events completed by these bytes.
+
+        Raises `Rejected` on an error event of the protocol and `Broken` on what is not the protocol at all.
+        """
+        ...
+
+    def close(self) -> Batch:
+        """The body ended cleanly. Raises `Broken` (code "no_terminal") unless the answer is proven complete."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Terminal proof was seen; bytes that follow can only add usage and cost."""
+        ...
+
+
+class WireProtocol(Protocol):
+    """One format, both ways. `parse_request` and `render_response` face our callers, the others the providers."""
+
+    @property
+    def name(self) -> str: ...
+
+    def parse_request(self, body: bytes) -> ChatRequest:
+        """Raises `MalformedRequest` with the field's path."""
+        ...
+
+    def render_response(self, response: ChatResponse) -> bytes: ...
+
+    def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
+        """Raises `RequestNotExpressible` before anything is sent."""
+        ...
+
+    def parse_response(self, status: int, headers: Mapping[str, str], body: bytes) -> ChatResponse:
+        """Raises `Rejected` for an error, whatever the status, and `Broken` for a body without its stop field."""
+        ...
+
+    def parse_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        """What an error response means, from its status, machine code and headers together."""
+        ...
+
+    def new_parser(self, endpoint: Endpoint, headers: Mapping[str, str]) -> StreamParser:
+        """For one stream of this endpoint; `headers` are the response's, in lower case."""
+        ...
+
+
+class Adapter(Protocol):
+    """How the gateway talks to providers. Every method raises `ProviderError` or `RequestNotExpressible`."""
+
+    async def complete(self, call: UpstreamCall) -> ChatResponse:
+        """A whole answer, or an error. Cancelling it closes the connection."""
+        ...
+
+    def stream(self, call: UpstreamCall) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
+        """
+        Dispatches on entry and yields batches of events; leaving closes the connection unless the body ended.
+
+        The last event is `Finished`. A stream that ends without one raises `Broken`, one that the provider ends with
+        an error raises `Rejected`; both also after content.
+        """
+        ...
+
+    async def health_check(self, endpoint: Endpoint) -> None:
+        """Asks a free endpoint of the provider (its model list). Raises `ProviderError` when it does not answer."""
+        ...

@@ -1,0 +1,173 @@
+"""
+The vocabulary of admission: what is asked for, what is given, how it ends.
+
+Admission speaks of slots, numbers and outcomes. It answers for one ticket: it never retries and never chooses a route.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+import uuid
+from collections.abc import Callable
+from datetime import date, datetime
+from typing import TypeAlias
+
+import msgspec
+
+
+def new_id() -> uuid.UUID:
+    """A UUID of version 7 (RFC 9562): 48 bits of milliseconds, the rest random, so that new rows lie together."""
+    stamp = time.time_ns() // 1_000_000
+    random = int.from_bytes(os.urandom(10), "big")
+    return uuid.UUID(
+        int=stamp << 80 | 0x7 << 76 | (random >> 68 & 0xFFF) << 64 | 0b10 << 62 | random & 0x3FFF_FFFF_FFFF_FFFF
+    )
+
+
+class Class(enum.IntEnum):
+    INTERACTIVE = 0
+    BATCH = 1
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to occupy one slot. All times are in seconds from now."""
+
+    ticket_id: uuid.UUID
+    group: str
+    #: The upstream model, for limits inside the group.
+    model: str
+    klass: Class
+    #: The debit this is an attempt of, and which attempt: 1 for the first, else one more than the last that ended.
+    key_id: uuid.UUID
+    debit_id: str
+    attempt: int
+    #: How long the attempt may run once dispatched: fixes the hard deadline.
+    execution_limit_s: float
+    #: How long after the hard deadline an unproven attempt keeps its slot.
+    isolation_s: float
+    #: How long the ticket may wait in the queue.
+    queue_timeout_s: float
+    #: What remains of the caller's own deadline; None where it set none.
+    caller_deadline_s: float | None = None
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """Told to whoever waits: when it begins to wait, and when something about it changes."""
+
+    group: str
+    #: 1 is next. Exact to 100.
+    position: int
+    #: "capacity", "model_capacity", "cooldown" or "quarantine".
+    reason: str
+    expected_wait_s: float | None = None
+    until_s: float | None = None
+
+
+Observer: TypeAlias = Callable[[Waiting], None]
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """A granted ticket. It is used up by exactly one settlement."""
+
+    ticket_id: uuid.UUID
+    group: str
+    #: The breaker's generation at grant: a result acts on the breaker only while this is current.
+    generation: int
+    #: This is the one probe of a half-open breaker.
+    probe: bool
+    #: On this process's monotonic clock (`time.monotonic`): past it the attempt is over, whatever happens.
+    hard_deadline: float
+    granted_at: datetime
+    #: The day a charge of this attempt belongs to, in the declared zone.
+    day: date
+    queued_s: float
+
+
+class RefusalReason(enum.StrEnum):
+    #: The group's queue is at its bound.
+    QUEUE_FULL = "queue_full"
+    #: The queue's own time limit passed.
+    QUEUE_TIMEOUT = "queue_timeout"
+    #: The caller's deadline passed, or would before the slot could come free.
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    #: The group's breaker is open, or another request is its probe.
+    COOLDOWN = "cooldown"
+    #: The control store does not answer: nothing is dispatched.
+    STORE_UNAVAILABLE = "control_store_unavailable"
+    #: The debit has a live ticket, or that attempt of it has already been made.
+    DUPLICATE_DEBIT = "duplicate_debit"
+    #: The ticket was taken back: its process lapsed while it waited.
+    LAPSED = "lapsed"
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """No slot. Nothing was dispatched."""
+
+    reason: RefusalReason
+    group: str
+    #: When asking again may help.
+    retry_after_s: float | None = None
+    position: int | None = None
+    #: For a duplicate debit that has ended: how each of its attempts was settled.
+    earlier: tuple[EarlierAttempt, ...] = ()
+
+
+class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    ticket_id: uuid.UUID
+    attempt: int
+    #: "open", "charged", "zero" or "unknown".
+    state: str
+    record: msgspec.Raw | None = None
+
+
+class Ending(enum.StrEnum):
+    """What is known of the remote end of an attempt."""
+
+    #: A protocol terminal, a complete error response, or an in-stream error event: the slot is free.
+    CONFIRMED = "confirmed"
+    #: No byte of the request was written: the slot is free.
+    NOT_DISPATCHED = "not_dispatched"
+    #: Anything else: the slot stays occupied, in quarantine, until it is safe.
+    UNCERTAIN = "uncertain"
+
+
+class Verdict(enum.StrEnum):
+    """What an outcome says about the group, for its breaker."""
+
+    #: A complete answer of any kind but a transient failure; a refusal of the request's own fault is one, too.
+    ANSWERED = "answered"
+    #: An attributable transient failure.
+    TRANSIENT = "transient"
+    #: A rate limit: opens at once, for at least `retry_after_s`.
+    RATE_LIMITED = "rate_limited"
+    #: Says nothing: client cancel, store loss.
+    NONE = "none"
+
+
+class Settlement(msgspec.Struct, frozen=True, kw_only=True):
+    """The single final accounting of an attempt."""
+
+    lease: Lease
+    ending: Ending
+    verdict: Verdict
+    #: With RATE_LIMITED: seconds the provider asks to wait, from `received_at` (`time.monotonic`).
+    retry_after_s: float | None = None
+    received_at: float | None = None
+    #: For UNCERTAIN: seconds after which a closed connection is known to have stopped the work, from its closing;
+    #: None where it is not known, and the slot then waits for hard deadline plus isolation.
+    cancel_confirms_after_s: float | None = None
+    #: "charged", "zero" or "unknown".
+    state: str
+    #: JSON for the ledger. Admission does not look inside.
+    record: bytes
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store made of a settlement."""
+
+    #: False where the attempt had been settled before: nothing was written again.
+    applied: bool
+    #: The ledger's answer to the record, as JSON: the counters after it.
+    counters: msgspec.Raw | None = None

@@ -1,0 +1,258 @@
+"""
+Every error a caller can be told, and what it is on each transport.
+
+    GatewayError
+    |- InvalidRequest            the request cannot be served as it is; `param` names the field
+    |- Unauthenticated, PermissionDenied
+    |- NotFound, ModelNotFound, Conflict, IdempotencyMismatch, PayloadTooLarge
+    |- AdmissionRefused          queue_full | queue_timeout | deadline_exceeded | control_store_unavailable | duplicate_debit
+    |- NoRoute                   no route is left to try: policy, readiness
+    |- AllRoutesFailed           every attempt failed; lists them
+    |- UpstreamRejected          the provider refused the request as the caller's own fault
+    |- StreamBroken              the provider's stream ended without proof, after content had gone out
+    `- Internal                  ours
+
+An error knows its stable code and nothing of any transport: `STATUS` is the one table from code to HTTP status, gRPC
+status and OpenAI-style type.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Code(enum.StrEnum):
+    """Stable: clients may branch on these."""
+
+    INVALID_REQUEST = "invalid_request"
+    INVALID_JSON = "invalid_json"
+    UNSUPPORTED_FIELD = "unsupported_field"
+    UNAUTHENTICATED = "unauthenticated"
+    PERMISSION_DENIED = "permission_denied"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    MODEL_NOT_FOUND = "model_not_found"
+    CONFLICT = "conflict"
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    COOLDOWN = "cooldown"
+    CONTROL_STORE_UNAVAILABLE = "control_store_unavailable"
+    CONTENT_STORE_UNAVAILABLE = "content_store_unavailable"
+    DUPLICATE_DEBIT = "duplicate_debit"
+    NO_ROUTE = "no_route"
+    PROVIDER_NOT_READY = "provider_not_ready"
+    ALL_ROUTES_FAILED = "all_routes_failed"
+    UPSTREAM_REJECTED = "upstream_rejected"
+    UPSTREAM_BROKEN = "upstream_broken"
+    CANCELLED = "cancelled"
+    SHUTTING_DOWN = "shutting_down"
+    INTERNAL = "internal"
+    # How a job ends where a call would not.
+    UNCERTAIN = "uncertain"
+    POISON = "poison"
+    EXPIRED = "expired"
+
+
+class Status(msgspec.Struct, frozen=True):
+    http: int
+    #: The name of a grpc.StatusCode member.
+    grpc: str
+    #: The `type` of an OpenAI-style error body.
+    type: str
+
+
+STATUS: dict[Code, Status] = {
+    Code.INVALID_REQUEST: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.INVALID_JSON: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.UNSUPPORTED_FIELD: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.UNAUTHENTICATED: Status(401, "UNAUTHENTICATED", "authentication_error"),
+    Code.PERMISSION_DENIED: Status(403, "PERMISSION_DENIED", "permission_error"),
+    Code.NOT_FOUND: Status(404, "NOT_FOUND", "not_found_error"),
+    Code.METHOD_NOT_ALLOWED: Status(405, "UNIMPLEMENTED", "invalid_request_error"),
+    Code.UNSUPPORTED_MEDIA_TYPE: Status(415, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.MODEL_NOT_FOUND: Status(404, "NOT_FOUND", "not_found_error"),
+    Code.CONFLICT: Status(409, "FAILED_PRECONDITION", "conflict_error"),
+    Code.IDEMPOTENCY_MISMATCH: Status(422, "FAILED_PRECONDITION", "invalid_request_error"),
+    Code.PAYLOAD_TOO_LARGE: Status(413, "RESOURCE_EXHAUSTED", "invalid_request_error"),
+    Code.QUEUE_FULL: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
+    Code.QUEUE_TIMEOUT: Status(503, "UNAVAILABLE", "overloaded_error"),
+    Code.DEADLINE_EXCEEDED: Status(504, "DEADLINE_EXCEEDED", "timeout_error"),
+    Code.COOLDOWN: Status(503, "UNAVAILABLE", "overloaded_error"),
+    Code.CONTROL_STORE_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
+    Code.CONTENT_STORE_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
+    Code.DUPLICATE_DEBIT: Status(409, "ALREADY_EXISTS", "conflict_error"),
+    Code.NO_ROUTE: Status(403, "FAILED_PRECONDITION", "permission_error"),
+    Code.PROVIDER_NOT_READY: Status(503, "FAILED_PRECONDITION", "api_error"),
+    Code.ALL_ROUTES_FAILED: Status(502, "UNAVAILABLE", "api_error"),
+    Code.UPSTREAM_REJECTED: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.UPSTREAM_BROKEN: Status(502, "UNAVAILABLE", "api_error"),
+    Code.CANCELLED: Status(499, "CANCELLED", "cancelled_error"),
+    Code.SHUTTING_DOWN: Status(503, "UNAVAILABLE", "api_error"),
+    Code.INTERNAL: Status(500, "INTERNAL", "api_error"),
+    Code.UNCERTAIN: Status(502, "ABORTED", "api_error"),
+    Code.POISON: Status(500, "ABORTED", "api_error"),
+    Code.EXPIRED: Status(504, "DEADLINE_EXCEEDED", "timeout_error"),
+}
+
+
+class GatewayError(Exception):
+    """Base of all. Carries data; the transports turn it into their own words."""
+
+    code: Code = Code.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: Code | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        self.message = message
+        #: The path of the field that is at fault.
+        self.param = param
+        #: Seconds after which trying again may help.
+        self.retry_after_s = retry_after_s
+
+    @property
+    def status(self) -> Status:
+        return STATUS[self.code]
+
+
+class InvalidRequest(GatewayError):
+    """The request cannot be served as it is."""
+
+    code = Code.INVALID_REQUEST
+
+
+class Unauthenticated(GatewayError):
+    """No key, or not one of ours. The message is the same for every reason."""
+
+    code = Code.UNAUTHENTICATED
+
+    def __init__(self) -> None:
+        super().__init__("a valid API key is needed: send `authorization: Bearer <key>`")
+
+
+class PermissionDenied(GatewayError):
+    """The key does not have the scope, or may not use the model."""
+
+    code = Code.PERMISSION_DENIED
+
+
+class NotFound(GatewayError):
+    """There is no such thing, or it belongs to another key."""
+
+    code = Code.NOT_FOUND
+
+
+class ModelNotFound(GatewayError):
+    """No configured model has this name."""
+
+    code = Code.MODEL_NOT_FOUND
+
+
+class Conflict(GatewayError):
+    """The thing is in a state that forbids this."""
+
+    code = Code.CONFLICT
+
+
+class IdempotencyMismatch(GatewayError):
+    """The Idempotency-Key was used with another body."""
+
+    code = Code.IDEMPOTENCY_MISMATCH
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt as the caller may see it."""
+
+    number: int
+    route_id: str
+    provider: str
+    model: str
+    protocol: str
+    #: "success", "error", "timeout", "cancelled", "not_dispatched" or "unknown".
+    status: str
+    error_class: str | None = None
+    code: str | None = None
+    http_status: int | None = None
+    message: str | None = None
+    #: "charged", "zero" or "unknown"; USD as a decimal number.
+    cost_state: str
+    cost_usd: str | None = None
+    upper_bound_usd: str | None = None
+
+
+class AttemptedError(GatewayError):
+    """An error that comes after attempts, which it lists."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        attempts: Sequence[AttemptReport] = (),
+        code: Code | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, code=code, param=param, retry_after_s=retry_after_s)
+        self.attempts = tuple(attempts)
+
+
+class AdmissionRefused(AttemptedError):
+    """No slot on any route that was left. Nothing is being executed for this request."""
+
+    code = Code.QUEUE_FULL
+
+
+class NoRoute(GatewayError):
+    """Every route was left out before anything was tried; the message says why for each."""
+
+    code = Code.NO_ROUTE
+
+
+class AllRoutesFailed(AttemptedError):
+    """Every attempt failed."""
+
+    code = Code.ALL_ROUTES_FAILED
+
+
+class UpstreamRejected(AttemptedError):
+    """The provider refused the request as the caller's own fault."""
+
+    code = Code.UPSTREAM_REJECTED
+
+
+class StreamBroken(AttemptedError):
+    """The answer ended without proof that it is complete, after part of it had gone out."""
+
+    code = Code.UPSTREAM_BROKEN
+
+
+class Cancelled(AttemptedError):
+    """The caller took the request back."""
+
+    code = Code.CANCELLED
+
+
+class ShuttingDown(GatewayError):
+    """This process takes no new work. Another one will."""
+
+    code = Code.SHUTTING_DOWN
+
+
+class Internal(GatewayError):
+    """A fault of the gateway's own. The log has it under the request id."""
+
+    code = Code.INTERNAL

@@ -1,0 +1,42 @@
+"""
+Tokens used by one attempt.
+
+Providers disagree on what "input tokens" means; a protocol module turns its own words into this one form, so that
+prices, counters and reports never have to ask who said it. A figure the provider did not give is None: absent is not
+zero, and adding absent to something stays honest by keeping the something.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Two totals in tokens, each with the parts it contains."""
+
+    #: All input, cached parts included.
+    input_total: int | None = None
+    cache_read: int | None = None
+    cache_write_5m: int | None = None
+    cache_write_1h: int | None = None
+    #: All output, reasoning included.
+    output_total: int | None = None
+    reasoning: int | None = None
+
+    def merge(self, later: Usage) -> Usage:
+        """
+        The usage after a later report of the same attempt: reports are cumulative, so the last one wins, field by
+        field; an absent or zero figure never overwrites one that was given.
+        """
+        return Usage(
+            input_total=later.input_total or self.input_total,
+            cache_read=later.cache_read or self.cache_read,
+            cache_write_5m=later.cache_write_5m or self.cache_write_5m,
+            cache_write_1h=later.cache_write_1h or self.cache_write_1h,
+            output_total=later.output_total or self.output_total,
+            reasoning=later.reasoning or self.reasoning,
+        )
+
+
+#: Nothing reported yet.
+NOTHING = Usage()
