@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import enum
 import uuid
-from datetime import date
 from decimal import Decimal
 
 import msgspec
 
 from adapters.chat import ChatRequest, ChatResponse
 from admission.lease import Class
-from gateway.errors import AttemptReport
-from metering.usage import NOTHING, Usage
+from gateway.outcome import Outcome
 
 
 class Resend(enum.StrEnum):
@@ -80,43 +78,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     #: The number of attempts made for this debit before (by an earlier executor of a job).
     attempts_before: int = 0
-
-
-class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """USD charged, after this settlement, as decimal numbers."""
-
-    session: str | None = None
-    day: str
-    total: str
-    #: The day the charge belongs to.
-    date: date
-
-
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    #: "charged", "zero" or "unknown".
-    state: str
-    usd: Decimal | None = None
-    upper_bound_usd: Decimal | None = None
-    price_version: str | None = None
-    reason: str | None = None
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request ended, who served it, what it cost."""
-
-    request_id: str
-    debit_id: str
-    #: "complete", "failed", "cancelled" or "uncertain".
-    ended: str
-    attempts: tuple[AttemptReport, ...]
-    usage: Usage = NOTHING
-    cost: Cost
-    #: "settled", or "pending" where the store has not acknowledged yet: then `counters` is None.
-    settlement: str
-    counters: Counters | None = None
-    warnings: tuple[str, ...] = ()
-    served_model: str | None = None
-    provider_request_id: str | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

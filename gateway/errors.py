@@ -5,7 +5,7 @@ Every error a caller can be told, and what it is on each transport.
     |- InvalidRequest            the request cannot be served as it is; `param` names the field
     |- Unauthenticated, PermissionDenied
     |- NotFound, ModelNotFound, Conflict, IdempotencyMismatch, PayloadTooLarge
-    |- AdmissionRefused          queue_full | queue_timeout | deadline_exceeded | control_store_unavailable | duplicate_debit
+    |- AdmissionRefused          no slot: queue, deadline, cooldown, store, duplicate debit
     |- NoRoute                   no route is left to try: policy, readiness
     |- AllRoutesFailed           every attempt failed; lists them
     |- UpstreamRejected          the provider refused the request as the caller's own fault
@@ -19,9 +19,10 @@ status and OpenAI-style type.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 
 import msgspec
+
+from gateway.outcome import Outcome
 
 
 class Code(enum.StrEnum):
@@ -174,40 +175,20 @@ class IdempotencyMismatch(GatewayError):
     code = Code.IDEMPOTENCY_MISMATCH
 
 
-class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt as the caller may see it."""
-
-    number: int
-    route_id: str
-    provider: str
-    model: str
-    protocol: str
-    #: "success", "error", "timeout", "cancelled", "not_dispatched" or "unknown".
-    status: str
-    error_class: str | None = None
-    code: str | None = None
-    http_status: int | None = None
-    message: str | None = None
-    #: "charged", "zero" or "unknown"; USD as a decimal number.
-    cost_state: str
-    cost_usd: str | None = None
-    upper_bound_usd: str | None = None
-
-
 class AttemptedError(GatewayError):
-    """An error that comes after attempts, which it lists."""
+    """An error of a request that may have been dispatched: `outcome` lists the attempts and what they cost."""
 
     def __init__(
         self,
         message: str,
         *,
-        attempts: Sequence[AttemptReport] = (),
+        outcome: Outcome | None = None,
         code: Code | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message, code=code, param=param, retry_after_s=retry_after_s)
-        self.attempts = tuple(attempts)
+        self.outcome = outcome
 
 
 class AdmissionRefused(AttemptedError):

@@ -1,0 +1,81 @@
+"""How a request ended, who served it, what it cost: one answer on every transport, in the status and in the log."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+import msgspec
+
+from metering.usage import NOTHING, Usage
+
+
+class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A route as the caller may see it."""
+
+    route_id: str
+    provider: str
+    #: The upstream's name for the model.
+    model: str
+    protocol: str
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    #: "charged", "zero" or "unknown".
+    state: str
+    #: None where unknown.
+    usd: Decimal | None = None
+    upper_bound_usd: Decimal | None = None
+    price_version: str | None = None
+    #: Why it is zero or unknown.
+    reason: str | None = None
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt as the caller may see it."""
+
+    number: int
+    route: RouteReport
+    #: "success", "error", "timeout", "cancelled", "not_dispatched" or "unknown".
+    status: str
+    #: "fatal", "ours", "transient" or "network"; None where it succeeded.
+    error_class: str | None = None
+    code: str | None = None
+    http_status: int | None = None
+    message: str | None = None
+    cost: Cost
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """USD charged, after this settlement."""
+
+    #: None where the request named no session.
+    session_usd: Decimal | None = None
+    day_usd: Decimal
+    total_usd: Decimal
+    #: The day the charge belongs to, in the declared zone.
+    day: date
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request ended, who served it, what it cost."""
+
+    request_id: str
+    debit_id: str
+    #: "complete", "failed", "cancelled" or "uncertain".
+    ended: str
+    attempts: tuple[AttemptReport, ...]
+    usage: Usage = NOTHING
+    #: Of all its attempts together.
+    cost: Cost
+    #: "settled", or "pending" where the store has not acknowledged yet: then `counters` is None.
+    settlement: str
+    counters: Counters | None = None
+    warnings: tuple[str, ...] = ()
+    served_model: str | None = None
+    provider_request_id: str | None = None
+
+    @property
+    def route(self) -> RouteReport | None:
+        """The route of the attempt that ended it."""
+        return self.attempts[-1].route if self.attempts else None
