@@ -1,24 +1,67 @@
+# Needs Python 3.11 or newer and make; nothing else has to be installed or running.
 .DEFAULT_GOAL := help
-PYTHON ?= python3
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.SUFFIXES:
+
 VENV := .venv
 BIN := $(VENV)/bin
+# The first interpreter that is new enough.
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11 python,\
+	$(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(p))))
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+ARGS ?=
 
-help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+.PHONY: help demo run check test lint types contracts pytest format protos lock clean
+
+help:  ## what can be made (this list)
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.runtime  ## set up, run 200 requests through a gateway against a simulated provider, show what they cost
+	@exec $(BIN)/python -m gateway demo $(ARGS)
+
+run: $(VENV)/.runtime  ## serve until stopped: REST on 127.0.0.1:8080, gRPC on 127.0.0.1:50051, data in .tollbridge/
+	@exec $(BIN)/python -m gateway serve $(ARGS)
+
+check: test demo  ## what CI runs, in the same order
+
+test: lint types contracts pytest  ## set up, then lint, types, import contracts and all tests
+
+lint: $(VENV)/.dev  ## ruff, and whether everything is formatted
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+
+types: $(VENV)/.dev  ## mypy, strict
+	@$(BIN)/mypy
+
+contracts: $(VENV)/.dev  ## who may import whom
+	@$(BIN)/lint-imports --no-logo --no-cache
+
+pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
+	@$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/.dev  ## format the code and fix what can be fixed by machine
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format .
+
+protos: $(VENV)/.dev  ## generate the gRPC code from protos/
+	@$(BIN)/python -m grpc_tools.protoc -I. protos/tollbridge/v1/gateway.proto --python_out=. --pyi_out=. --grpc_python_out=.
+
+lock: $(VENV)/.dev  ## resolve the dependencies again and write the hash-locked files
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build -o requirements.txt pyproject.toml
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build --group dev -c requirements.txt -o requirements-dev.txt pyproject.toml
+
+clean:  ## remove the virtual environment and the caches; the data in .tollbridge/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: requirements.txt pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(BIN)/python -c '' 2>/dev/null || { echo "setting up $(VENV) ..." >&2; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@$(PIP) install --quiet --require-hashes -r requirements.txt
+	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	@$(PIP) install --quiet --require-hashes -r requirements-dev.txt
 	@touch $@
-
-lock: $(VENV)/.dev  ## resolve the dependencies again and write the hash-locked files
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build -o requirements.txt pyproject.toml
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build --group dev -c requirements.txt -o requirements-dev.txt pyproject.toml
-
-protos: $(VENV)/.dev  ## generate the gRPC code from protos/
-	$(BIN)/python -m grpc_tools.protoc -I. protos/tollbridge/v1/gateway.proto --python_out=. --pyi_out=. --grpc_python_out=.
