@@ -26,16 +26,21 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     def merge(self, later: Usage) -> Usage:
         """
         The usage after a later report of the same attempt: reports are cumulative, so the last one wins, field by
-        field; an absent or zero figure never overwrites one that was given.
+        field; an absent or zero figure never overwrites one that was given. A zero where nothing was given is kept: an
+        answer without a token has cost nothing but its input, and that is known.
         """
         return Usage(
-            input_total=later.input_total or self.input_total,
-            cache_read=later.cache_read or self.cache_read,
-            cache_write_5m=later.cache_write_5m or self.cache_write_5m,
-            cache_write_1h=later.cache_write_1h or self.cache_write_1h,
-            output_total=later.output_total or self.output_total,
-            reasoning=later.reasoning or self.reasoning,
+            input_total=_later(self.input_total, later.input_total),
+            cache_read=_later(self.cache_read, later.cache_read),
+            cache_write_5m=_later(self.cache_write_5m, later.cache_write_5m),
+            cache_write_1h=_later(self.cache_write_1h, later.cache_write_1h),
+            output_total=_later(self.output_total, later.output_total),
+            reasoning=_later(self.reasoning, later.reasoning),
         )
+
+
+def _later(given: int | None, later: int | None) -> int | None:
+    return later if later or given is None else given
 
 
 #: Nothing reported yet.

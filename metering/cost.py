@@ -1,0 +1,322 @@
+"""
+What an attempt cost: usage times price, as a value that says how sure it is.
+
+A charge is an amount that is known, a zero with its reason, or unknown with the most it can be. Were these three one
+number, a broken stream, an unpriced model and a refused request would all read as free. Everything is exact until the
+one rounding, here, to `SCALE` decimals: half to even for a charge, upwards for a bound.
+
+The order of truth for an amount: what the provider says it charged, then the price in force.
+"""
+
+from __future__ import annotations
+
+import enum
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+
+import msgspec
+
+from metering.prices import KnownPrice, Price
+from metering.usage import NOTHING, Usage
+
+#: Decimals of every stored amount (`numeric(22,12)`): exact for prices per million tokens with up to 6 decimals.
+SCALE = 12
+#: USD. An amount of one attempt is below it, or it is not believed; the store checks the same.
+LIMIT_USD = Decimal(1_000_000_000)
+#: Above it a token count is not believed.
+LIMIT_TOKENS = 10**12
+#: Tokens a provider may add to any prompt by itself: chat template, default system text, instructions around tools.
+REQUEST_ALLOWANCE = 1_000
+#: Tokens a chat template may put around one message.
+MESSAGE_ALLOWANCE = 8
+
+_ZERO = Decimal(0)
+_QUANTUM = Decimal(1).scaleb(-SCALE)
+# Wide enough for LIMIT_TOKENS at any price without rounding; the thread's own context may be narrower.
+_EXACT = Context(prec=60, rounding=ROUND_HALF_EVEN)
+_UPWARDS = Context(prec=60, rounding=ROUND_CEILING)
+
+
+class State(enum.StrEnum):
+    CHARGED = "charged"
+    ZERO = "zero"
+    UNKNOWN = "unknown"
+
+
+class Reason(enum.StrEnum):
+    """Why an attempt is zero or unknown."""
+
+    #: Zero: no byte of the request was sent.
+    NOT_DISPATCHED = "not_dispatched"
+    #: Zero: the provider refused or failed it with a complete error response.
+    ERROR_RESPONSE = "error_response"
+    #: Unknown: it was sent, and how it ended is not proven.
+    NO_TERMINAL = "no_terminal"
+    #: Unknown: nobody has stated a price.
+    NO_PRICE = "no_price"
+    #: Unknown: a complete answer without token counts.
+    NO_USAGE = "no_usage"
+    #: Unknown: a complete answer that tells its input or its output, not both.
+    PARTIAL_USAGE = "partial_usage"
+    #: Unknown: a token count or the amount it leads to is negative or absurd.
+    IMPLAUSIBLE = "implausible"
+
+
+class Flag(enum.StrEnum):
+    """Something odd in what the provider reported, for the record."""
+
+    #: Cached parts exceeded the input they are part of, and were cut to it.
+    CACHE_EXCEEDS_INPUT = "cache_exceeds_input"
+    #: Reasoning exceeded the output it is part of, and was cut to it.
+    REASONING_EXCEEDS_OUTPUT = "reasoning_exceeds_output"
+    #: The cost the provider reported is not an amount, and was ignored.
+    REPORTED_COST_INVALID = "reported_cost_invalid"
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attempt cost. Amounts are in USD with `SCALE` decimals."""
+
+    state: State
+    #: None exactly where the state is unknown.
+    usd: Decimal | None
+    #: For an unknown one: the most it can be; None where even that is not known.
+    upper_bound: Decimal | None = None
+    #: None exactly where the state is charged.
+    reason: Reason | None = None
+    #: The price list of the amount or the bound: `config:...`, `genai-prices:...`, or `reported` by the provider.
+    price_version: str | None = None
+    #: Our own figure, where the provider's won.
+    list_usd: Decimal | None = None
+    flags: tuple[Flag, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (self.usd is None) == (self.state is State.UNKNOWN)
+        assert (self.reason is None) == (self.state is State.CHARGED)
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """The most tokens an attempt can use; None where that is not known."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+
+    def raised_to(self, usage: Usage) -> Ceiling:
+        """At least what an unfinished answer has reported so far."""
+        return Ceiling(
+            input_tokens=None if self.input_tokens is None else max(self.input_tokens, usage.input_total or 0),
+            output_tokens=None if self.output_tokens is None else max(self.output_tokens, usage.output_total or 0),
+        )
+
+
+#: Nothing known beforehand.
+UNBOUNDED = Ceiling(input_tokens=None, output_tokens=None)
+
+
+def ceiling(
+    *,
+    body_bytes: int,
+    messages: int,
+    max_output_tokens: int | None,
+    output_default: int | None,
+    choices: int = 1,
+    further_input_tokens: int | None = 0,
+) -> Ceiling:
+    """
+    The most tokens a request can use, known before it is sent.
+
+    A token of the byte-pair vocabularies in use covers at least one byte of text, so the UTF-8 bytes of the request
+    body bound its text; two allowances stand for what a provider adds. Not bounded by bytes is what the body only names
+    or packs: images, files, earlier responses, results of tools that the provider itself runs. `further_input_tokens`
+    is the most these can be, None where nobody can tell. `output_default` is the configured ceiling for a request that
+    sets no maximum; None: the output has no bound.
+    """
+    output = output_default if max_output_tokens is None else max_output_tokens
+    text = body_bytes + messages * MESSAGE_ALLOWANCE + REQUEST_ALLOWANCE
+    return Ceiling(
+        input_tokens=None if further_input_tokens is None else text + further_input_tokens,
+        output_tokens=None if output is None else output * choices,
+    )
+
+
+def cost(
+    usage: Usage, price: KnownPrice | None, reported_cost_usd: Decimal | None = None, *, limits: Ceiling = UNBOUNDED
+) -> Charge:
+    """
+    The charge of an attempt whose answer is proven complete.
+
+    A count that is missing makes it unknown, unless its tokens cost nothing. An input of 0 counts as missing: no prompt
+    is empty. `limits` bounds what is not known.
+    """
+    flags: tuple[Flag, ...] = ()
+    if reported_cost_usd is not None:
+        if reported_cost_usd.is_finite() and 0 <= reported_cost_usd < LIMIT_USD:
+            own = _own_charge(usage, price, UNBOUNDED)
+            return Charge(
+                state=State.CHARGED,
+                usd=_rounded(reported_cost_usd),
+                price_version="reported",
+                list_usd=own.usd,
+                flags=own.flags,
+            )
+        flags = (Flag.REPORTED_COST_INVALID,)
+    own = _own_charge(usage, price, limits)
+    return msgspec.structs.replace(own, flags=flags + own.flags) if flags else own
+
+
+def zero(reason: Reason) -> Charge:
+    """An attempt that is known to have cost nothing."""
+    return Charge(state=State.ZERO, usd=_ZERO, reason=reason)
+
+
+def unknown(reason: Reason, price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHING) -> Charge:
+    """An attempt that was sent and not proven complete. `usage` is what it had reported by then; more may follow."""
+    return Charge(
+        state=State.UNKNOWN,
+        usd=None,
+        reason=reason,
+        upper_bound=upper_bound(price, limits.raised_to(usage)),
+        price_version=None if price is None else price.version,
+    )
+
+
+def upper_bound(price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHING) -> Decimal | None:
+    """
+    The most an attempt can cost in USD, rounded up; None where no bound is known.
+
+    Counts of `usage` are taken as final and `limits` stands in for those it lacks, at the dearest price that any such
+    token can have.
+    """
+    if price is None or _implausible(usage):
+        return None
+    input_tokens = usage.input_total or limits.input_tokens
+    bounds = []
+    for above, band in ((0, price),) if isinstance(price, Price) else price.bands:
+        # Where the input is not known to stay below a band, that band may be the one that is charged.
+        if above and input_tokens is not None and input_tokens <= above:
+            continue
+        bound = _band_bound(band, usage, limits)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    bound = max(bounds).quantize(_QUANTUM, context=_UPWARDS)
+    return bound if bound < LIMIT_USD else None
+
+
+def _own_charge(usage: Usage, price: KnownPrice | None, limits: Ceiling) -> Charge:
+    if price is None:
+        return Charge(state=State.UNKNOWN, usd=None, reason=Reason.NO_PRICE)
+    if _implausible(usage):
+        return Charge(state=State.UNKNOWN, usd=None, reason=Reason.IMPLAUSIBLE, price_version=price.version)
+    usage, flags = _consistent(usage)
+    if isinstance(price, Price):
+        amount_in, amount_out = _input_amount(price, usage), _output_amount(price, usage)
+        if amount_in is not None and amount_out is not None:
+            return _charged(_dollars(price, amount_in, amount_out), price, flags)
+    elif usage.input_total and usage.output_total is not None:
+        return _charged(price.calculate(usage), price, flags)
+    return Charge(
+        state=State.UNKNOWN,
+        usd=None,
+        reason=Reason.PARTIAL_USAGE if usage.input_total or usage.output_total is not None else Reason.NO_USAGE,
+        upper_bound=upper_bound(price, limits, usage),
+        price_version=price.version,
+        flags=flags,
+    )
+
+
+def _charged(amount: Decimal, price: KnownPrice, flags: tuple[Flag, ...]) -> Charge:
+    if amount >= LIMIT_USD:
+        return Charge(
+            state=State.UNKNOWN, usd=None, reason=Reason.IMPLAUSIBLE, price_version=price.version, flags=flags
+        )
+    return Charge(state=State.CHARGED, usd=_rounded(amount), price_version=price.version, flags=flags)
+
+
+def _band_bound(price: Price, usage: Usage, limits: Ceiling) -> Decimal | None:
+    amount_in, amount_out = _input_amount(price, usage), _output_amount(price, usage)
+    if amount_in is None:
+        amount_in = _at_most(limits.input_tokens, _input_rates(price))
+    if amount_out is None:
+        amount_out = _at_most(limits.output_tokens, _output_rates(price))
+    return None if amount_in is None or amount_out is None else _dollars(price, amount_in, amount_out)
+
+
+def _input_amount(price: Price, usage: Usage) -> Decimal | None:
+    """Millionths of a dollar; None where the tokens are not known and would cost something."""
+    if not usage.input_total:
+        return None if any(_input_rates(price)) else _ZERO
+    read, write_5m, write_1h = usage.cache_read or 0, usage.cache_write_5m or 0, usage.cache_write_1h or 0
+    amount = _EXACT.multiply(price.input, usage.input_total - read - write_5m - write_1h)
+    if read or write_5m or write_1h:
+        _, read_rate, write_5m_rate, write_1h_rate = _input_rates(price)
+        amount = _EXACT.fma(read_rate, read, amount)
+        amount = _EXACT.fma(write_5m_rate, write_5m, amount)
+        amount = _EXACT.fma(write_1h_rate, write_1h, amount)
+    return amount
+
+
+def _output_amount(price: Price, usage: Usage) -> Decimal | None:
+    """Millionths of a dollar; None where the tokens are not known and would cost something."""
+    if usage.output_total is None:
+        return None if any(_output_rates(price)) else _ZERO
+    if not usage.reasoning or price.reasoning is None:
+        return _EXACT.multiply(price.output, usage.output_total)
+    plain = _EXACT.multiply(price.output, usage.output_total - usage.reasoning)
+    return _EXACT.fma(price.reasoning, usage.reasoning, plain)
+
+
+def _input_rates(price: Price) -> tuple[Decimal, Decimal, Decimal, Decimal]:
+    """Uncached, read, written for 5 minutes, written for an hour."""
+    write_5m = price.input if price.cache_write_5m is None else price.cache_write_5m
+    return (
+        price.input,
+        price.input if price.cache_read is None else price.cache_read,
+        write_5m,
+        write_5m if price.cache_write_1h is None else price.cache_write_1h,
+    )
+
+
+def _output_rates(price: Price) -> tuple[Decimal, ...]:
+    return (price.output,) if price.reasoning is None else (price.output, price.reasoning)
+
+
+def _at_most(tokens: int | None, rates: tuple[Decimal, ...]) -> Decimal | None:
+    return None if tokens is None else _EXACT.multiply(max(rates), tokens)
+
+
+def _dollars(price: Price, amount_in: Decimal, amount_out: Decimal) -> Decimal:
+    return _EXACT.add(_EXACT.scaleb(_EXACT.add(amount_in, amount_out), -6), price.per_request)
+
+
+def _rounded(amount: Decimal) -> Decimal:
+    return amount.quantize(_QUANTUM, context=_EXACT)
+
+
+def _implausible(usage: Usage) -> bool:
+    return any(
+        count is not None and not 0 <= count <= LIMIT_TOKENS
+        for count in (
+            usage.input_total,
+            usage.cache_read,
+            usage.cache_write_5m,
+            usage.cache_write_1h,
+            usage.output_total,
+            usage.reasoning,
+        )
+    )
+
+
+def _consistent(usage: Usage) -> tuple[Usage, tuple[Flag, ...]]:
+    """The usage with its parts cut to their totals, the cheaper ones first, so as not to undercharge."""
+    flags: tuple[Flag, ...] = ()
+    total = usage.input_total
+    read, write_5m, write_1h = usage.cache_read or 0, usage.cache_write_5m or 0, usage.cache_write_1h or 0
+    if total and read + write_5m + write_1h > total:
+        write_1h = min(write_1h, total)
+        write_5m = min(write_5m, total - write_1h)
+        read = total - write_1h - write_5m
+        usage = msgspec.structs.replace(usage, cache_read=read, cache_write_5m=write_5m, cache_write_1h=write_1h)
+        flags = (Flag.CACHE_EXCEEDS_INPUT,)
+    if usage.output_total is not None and (usage.reasoning or 0) > usage.output_total:
+        usage = msgspec.structs.replace(usage, reasoning=usage.output_total)
+        flags = (*flags, Flag.REASONING_EXCEEDS_OUTPUT)
+    return usage, flags
