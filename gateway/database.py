@@ -1,0 +1,311 @@
+"""
+How the gateway reaches PostgreSQL, and brings the schema of every package up to what this version needs.
+
+A package keeps its SQL beside its code: `migrations/NNNN_name.sql`, applied once, in order, never edited again, and
+`functions/*.sql`, applied again whenever the text changes. The names of functions carry a version (`acquire_v1`), so
+processes of two versions run side by side. Each file is one transaction, and each transaction takes one advisory lock
+before it looks: any number of processes may start at once, also through a pooler that hands out connections by
+transaction. Without the recorded hashes, an edited migration would give two databases that differ and say the same.
+docs/adr/0002 has what was rejected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.resources
+import re
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib.resources.abc import Traversable
+from typing import TypeAlias
+
+import asyncpg
+import msgspec
+import structlog
+from typing_extensions import override
+
+log = structlog.get_logger(__name__)
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+
+#: Seconds for one attempt to connect, and between attempts while the server starts.
+CONNECT_TIMEOUT_S = 5.0
+_RETRY_S = 0.05
+#: Seconds to wait for the process that is migrating, and for any lock that a migration takes.
+MIGRATION_LOCK_TIMEOUT_S = 120
+#: Any constant will do, as long as it never changes: "tollb" in ASCII.
+_ADVISORY_LOCK = 0x746F6C6C62
+
+
+class DatabaseError(Exception):
+    """
+    What goes wrong with the database as a whole.
+
+    DatabaseError
+    |- StoreUnavailable     it cannot be reached, is read-only, or the connection broke: a commit's outcome is unknown
+    |- UrlRefused           its URL cannot be read
+    `- MigrationRefused     its schema and this version's SQL files do not belong together
+    """
+
+
+class StoreUnavailable(DatabaseError):
+    """The database cannot be reached or written. Whether a statement in flight took effect is unknown."""
+
+
+class UrlRefused(DatabaseError):
+    """The database URL cannot be read. The message does not repeat it: it may hold a password."""
+
+
+class MigrationRefused(DatabaseError):
+    """The database's schema and the SQL files of this version do not belong together."""
+
+
+#: SQLSTATE classes and codes: connection lost, no slots or disk left, I/O error, shut down or starting, read-only or a
+#: standby, cut off by a transaction timeout, credentials or database not there.
+_UNAVAILABLE = ("08", "53", "58", "57P", "25006", "25P03", "25P04", "28", "3D000")
+#: Of these, the ones that waiting can mend.
+_STARTING = ("08", "53300", "57P")
+
+
+@contextlib.contextmanager
+def store_errors() -> Iterator[None]:
+    """Turn every sign that the database is not there into StoreUnavailable; a fault of the statement stays itself."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(f"the database cannot be reached ({type(error).__name__})") from error
+    except asyncpg.PostgresError as error:
+        if not (error.sqlstate or "").startswith(_UNAVAILABLE):
+            raise
+        raise StoreUnavailable(f"the database is not available ({type(error).__name__})") from error
+    except asyncpg.InterfaceError as error:
+        # asyncpg has one class for a lost connection and for a wrong call.
+        if not re.search(r"clos(ed|ing)", str(error)):
+            raise
+        raise StoreUnavailable("the connection to the database is closed") from error
+
+
+async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
+    """
+    One dedicated connection, known to the server as `name`.
+
+    Within `wait_s` a server that is starting, recovering or restarting is tried again. Raises StoreUnavailable,
+    UrlRefused.
+    """
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            with store_errors():
+                settings = {"application_name": name}
+                return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S, server_settings=settings)
+        except ValueError:
+            raise UrlRefused("the database URL cannot be read; is a special character in it not %-encoded?") from None
+        except StoreUnavailable as error:
+            if time.monotonic() >= deadline or not _may_be_starting(error.__cause__):
+                raise
+        await asyncio.sleep(_RETRY_S)
+
+
+@contextlib.asynccontextmanager
+async def open_connection(url: str, *, name: str, wait_s: float = 0.0) -> AsyncIterator[Connection]:
+    """`connect`, closed at the end; cut where the block fails, so that a dead server cannot hold up the error."""
+    connection = await connect(url, name=name, wait_s=wait_s)
+    try:
+        yield connection
+    except BaseException:
+        connection.terminate()
+        raise
+    with store_errors():
+        await connection.close(timeout=CONNECT_TIMEOUT_S)
+
+
+@contextlib.asynccontextmanager
+async def open_pool(url: str, *, name: str, size: int, wait_s: float = 0.0) -> AsyncIterator[Pool]:
+    """
+    At most `size` connections for what is not hot; they open on demand, so a server that died is found again.
+
+    Raises StoreUnavailable if the first connection cannot be made within `wait_s`. Leaving waits for the connections
+    that are in use, bounded, then cuts them.
+    """
+    async with open_connection(url, name=name, wait_s=wait_s):
+        pass
+    settings = {"application_name": name}
+    pool = await asyncpg.create_pool(
+        url, min_size=0, max_size=size, timeout=CONNECT_TIMEOUT_S, server_settings=settings
+    )
+    try:
+        yield pool
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
+    finally:
+        pool.terminate()
+
+
+def _may_be_starting(error: BaseException | None) -> bool:
+    if isinstance(error, asyncpg.PostgresError):
+        return (error.sqlstate or "").startswith(_STARTING)
+    return isinstance(error, OSError)
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a component keeps its SQL: `migrations` and `functions` in `directory`, either of which may be missing."""
+
+    component: str
+    directory: Traversable
+
+
+#: In the order in which they are applied.
+MIGRATIONS: tuple[Source, ...] = tuple(
+    Source(component=component, directory=importlib.resources.files(package).joinpath("sql"))
+    for component, package in (
+        ("admission", "admission"),
+        ("metering", "metering"),
+        ("gateway", "gateway"),
+        ("jobs", "gateway.jobs"),
+    )
+)
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    component: str
+    #: None: a file of functions.
+    number: int | None
+    name: str
+    sql: str
+    sha256: str
+
+    @override
+    def __str__(self) -> str:
+        return f"{self.component}/{self.name}"
+
+
+async def migrate(url: str, sources: Sequence[Source] = MIGRATIONS, *, wait_s: float = 0.0) -> int:
+    """
+    Bring the database up to `sources`; the number of files applied. All migrations come before all functions.
+
+    Idempotent, and safe in several processes at once. A database that newer code has migrated further is accepted as
+    long as every file known here is in it unchanged. Raises MigrationRefused, StoreUnavailable, asyncpg.PostgresError.
+    """
+    files = [*_read(sources, "migrations"), *_read(sources, "functions")]
+    async with open_connection(url, name="tollbridge-migrate", wait_s=wait_s) as connection:
+        with store_errors():
+            applied = await _applied(connection)
+            if applied is None:
+                async with _locked(connection):
+                    await connection.execute(_LEDGER)
+                applied = await _applied(connection) or {}
+            newer = _compare(files, applied)
+            count = 0
+            for file in files:
+                known = applied.get((file.component, file.name))
+                # Newer code may have corrected a function that this version knows: its text stays.
+                if known == file.sha256 or (known is not None and newer):
+                    continue
+                count += await _apply(connection, file)
+            return count
+
+
+# One row a file that is in force. `number` is null for functions.
+_LEDGER = """
+create schema if not exists control;
+create table if not exists control.migration (
+    component text not null,
+    number integer,
+    name text not null,
+    sha256 text not null,
+    applied_at timestamptz not null default clock_timestamp(),
+    primary key (component, name),
+    unique (component, number)
+);
+"""
+
+
+def _read(sources: Sequence[Source], kind: str) -> Iterator[_File]:
+    for source in sources:
+        directory = source.directory.joinpath(kind)
+        if not directory.is_dir():
+            continue
+        seen: dict[int | None, str] = {}
+        for path in sorted(directory.iterdir(), key=lambda entry: entry.name):
+            if not path.name.endswith(".sql"):
+                continue
+            text = path.read_bytes()
+            number = None
+            if kind == "migrations":
+                numbered = re.fullmatch(r"(\d{4})_[a-z0-9_]+\.sql", path.name)
+                if numbered is None:
+                    raise MigrationRefused(f"{source.component}: {path.name} is not named NNNN_name.sql")
+                number = int(numbered[1])
+                if number in seen:
+                    raise MigrationRefused(f"{source.component}: {seen[number]} and {path.name} have the same number")
+                seen[number] = path.name
+            yield _File(
+                component=source.component,
+                number=number,
+                name=path.name if number is not None else f"functions/{path.name}",
+                sql=text.decode(),
+                sha256=hashlib.sha256(text).hexdigest(),
+            )
+
+
+async def _applied(connection: Connection) -> dict[tuple[str, str], str] | None:
+    # Only read here: a role without the right to create anything can start on a schema that is up to date.
+    if await connection.fetchval("select to_regclass('control.migration')") is None:
+        return None
+    rows = await connection.fetch("select component, name, sha256 from control.migration")
+    return {(row["component"], row["name"]): row["sha256"] for row in rows}
+
+
+def _compare(files: Sequence[_File], applied: dict[tuple[str, str], str]) -> bool:
+    """Whether the database is newer than the code. Raises MigrationRefused if the two do not belong together."""
+    newer: list[str] = []
+    for component in {file.component for file in files}:
+        known = {file.name: file for file in files if file.component == component and file.number is not None}
+        present = {name for owner, name in applied if owner == component and not name.startswith("functions/")}
+        for name in sorted(present - known.keys()):
+            # Names are zero-padded numbers first, so their order is that of the numbers.
+            if known and name < max(known):
+                raise MigrationRefused(f"{component}/{name} is in the database, but not in this version")
+            newer.append(f"{component}/{name}")
+        for name, file in known.items():
+            if name in present and applied[component, name] != file.sha256:
+                raise MigrationRefused(f"{file} was changed after it was applied; undo that and add a new file instead")
+            if name not in present and present and name < max(present):
+                raise MigrationRefused(f"{file} comes before {component}/{max(present)}, which is already applied")
+    if newer:
+        log.info("database.newer_than_code", unknown=newer)
+    return bool(newer)
+
+
+@contextlib.asynccontextmanager
+async def _locked(connection: Connection) -> AsyncIterator[None]:
+    async with connection.transaction(isolation="read_committed"):
+        await connection.execute(f"set local lock_timeout = '{MIGRATION_LOCK_TIMEOUT_S}s'")
+        await connection.execute(f"select pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        yield
+
+
+async def _apply(connection: Connection, file: _File) -> bool:
+    """Apply one file, unless another process was faster. False: it was."""
+    async with _locked(connection):
+        key = (file.component, file.name)
+        found = await connection.fetchval(
+            "select sha256 from control.migration where component = $1 and name = $2", *key
+        )
+        if found == file.sha256:
+            return False
+        if found is not None and file.number is not None:
+            raise MigrationRefused(f"{file} was applied with another text by another process just now")
+        await connection.execute(file.sql)
+        await connection.execute(
+            "insert into control.migration (component, name, number, sha256) values ($1, $2, $3, $4)"
+            " on conflict (component, name) do update set sha256 = excluded.sha256, applied_at = clock_timestamp()",
+            *key,
+            file.number,
+            file.sha256,
+        )
+    log.info("database.file_applied", component=file.component, name=file.name)
+    return True
