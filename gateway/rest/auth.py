@@ -1,0 +1,48 @@
+"""
+Who asks: the API key of a request, and whether it may use the endpoint.
+
+Decided from the endpoint and the one `Authorization` header, and from nothing else: not the URL's spelling, not the
+Host header, not a second copy of the header.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from multidict import CIMultiDictProxy
+
+from gateway.call import Caller, Scope
+from gateway.errors import PermissionDenied
+from gateway.rest.endpoint import Access, Endpoint
+
+
+class Authenticator(Protocol):
+    """`gateway.keys.Keys` is it."""
+
+    async def authenticate(self, token: str | None) -> Caller:
+        """Raises Unauthenticated, with the same message whatever is wrong with the token."""
+        ...
+
+
+def bearer(headers: CIMultiDictProxy[str]) -> str | None:
+    """The token of the one `Authorization: Bearer` header; None where there is none, or more than one."""
+    values = headers.getall("Authorization", ())
+    if len(values) != 1:
+        return None
+    scheme, _, token = values[0].partition(" ")
+    return token.strip(" ") if scheme.lower() == "bearer" else None
+
+
+async def authorize(endpoint: Endpoint, headers: CIMultiDictProxy[str], keys: Authenticator) -> Caller | None:
+    """
+    The caller, who may use the endpoint; None where it is public.
+
+    Raises Unauthenticated and PermissionDenied.
+    """
+    access = endpoint.access
+    if access is Access.PUBLIC:
+        return None
+    caller = await keys.authenticate(bearer(headers))
+    if isinstance(access, Scope) and access not in caller.scopes:
+        raise PermissionDenied(f"the key does not have the scope `{access.value}`")
+    return caller
