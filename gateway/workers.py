@@ -1,0 +1,259 @@
+"""
+`serve --workers N`: one parent, N gateways on the same two ports, and nobody left behind.
+
+The kernel spreads connections over every socket that listens on a port with SO_REUSEPORT. The parent holds such a
+socket for each port and never listens on it, so the number stays taken while workers die and return. Each worker is a
+whole gateway process; they share nothing but PostgreSQL, so any of them may be killed at any time.
+
+A worker ends when it is told to (SIGTERM), and also when its standard input ends: the other end is the parent's, so a
+parent that is killed outright takes its workers along, drained, instead of leaving them to serve with nobody in charge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+log = structlog.get_logger()
+
+#: Set for a worker: its number, from 1. Absent in the process that a person started.
+WORKER = "TOLLBRIDGE_WORKER"
+
+#: Seconds before a dead worker is started again: doubled at each death up to the maximum, and back to the first one
+#: after a life that long. A worker that dies at once must not use up the machine.
+FIRST_BACKOFF_S, MAX_BACKOFF_S, STABLE_LIFE_S = 0.2, 10.0, 30.0
+#: Seconds a worker gets for its unwinding after the second signal, and past the drain deadline.
+LAST_GRACE_S = 5.0
+
+
+class PortTaken(Exception):
+    """Another program listens on this address, or the address is not this machine's."""
+
+    def __init__(self, host: str, port: int, reason: str) -> None:
+        super().__init__(f"cannot listen on {host}:{port}: {reason}")
+
+
+class WorkerFailed(Exception):
+    """A worker ended before all of them were ready once: starting it again would end the same way."""
+
+    def __init__(self, number: int, status: int) -> None:
+        super().__init__(f"worker {number} ended with status {status} while it started; its log says why")
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="gateway.ready"):
+    """What `ready.json` holds while the gateway serves."""
+
+    #: "http://127.0.0.1:8080"
+    rest: str
+    #: "127.0.0.1:50051"
+    grpc: str
+    pid: int
+
+
+@contextlib.contextmanager
+def reserved(host: str, port: int) -> Iterator[int]:
+    """
+    Hold the port for this process and those it starts; 0 asks for a free one. Yields the number.
+
+    Raises PortTaken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With SO_REUSEPORT two gateways of one user could share a port by mistake: ask without it first.
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+        holder = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortTaken(host, port, error.strerror or "unknown address") from error
+    with holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            holder.bind(address)
+        except OSError as error:
+            raise PortTaken(host, port, error.strerror or "unknown address") from error
+        yield holder.getsockname()[1]
+
+
+@contextlib.contextmanager
+def ready_file(path: Path, ready: Ready) -> Iterator[None]:
+    """
+    Tell other programs of this machine where the gateway is: `ready.json` appears whole and goes away at the end,
+    unless another gateway has put its own there meanwhile.
+    """
+    content = msgspec.json.encode(ready)
+    whole = path.with_name(f"{path.name}.{os.getpid()}")
+    whole.write_bytes(content)
+    whole.replace(path)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            if path.read_bytes() == content:
+                path.unlink()
+
+
+class Stop:
+    """What has been asked for: `gently` by the first SIGTERM or SIGINT (drain), `at_once` by the second."""
+
+    def __init__(self) -> None:
+        self.gently = asyncio.Event()
+        self.at_once = asyncio.Event()
+
+    def ask(self) -> None:
+        if self.gently.is_set():
+            self.at_once.set()
+        self.gently.set()
+
+
+@contextlib.contextmanager
+def stopped_by_signals() -> Iterator[Stop]:
+    """Hear SIGTERM and SIGINT, and in a worker the end of its parent."""
+    loop = asyncio.get_running_loop()
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.ask)
+    in_worker = WORKER in os.environ
+    if in_worker:
+        loop.add_reader(sys.stdin, lambda: _parent_is_gone(loop, stop))
+    try:
+        yield stop
+    finally:
+        if in_worker:
+            loop.remove_reader(sys.stdin)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _parent_is_gone(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
+    if os.read(sys.stdin.fileno(), 1024) == b"":
+        loop.remove_reader(sys.stdin)
+        stop.gently.set()
+
+
+class Supervisor:
+    """Keeps `count` workers running."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        count: int,
+        environ: Mapping[str, str],
+        stop: Stop,
+        drain_s: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        """
+        `on_ready` is called once, when every worker has printed its `gateway.ready` line. `drain_s`: how long a worker
+        may take to end after SIGTERM.
+        """
+        self._command = command
+        self._count = count
+        self._environ = environ
+        self._stop = stop
+        self._drain_s = drain_s
+        self._on_ready = on_ready
+        self._ready: set[int] = set()
+        self._started = False
+
+    async def run(self) -> None:
+        """
+        Until the stop is asked for and every worker has ended. Raises WorkerFailed where one cannot even start; the
+        others are drained before.
+        """
+        failures: list[WorkerFailed] = []
+        async with asyncio.TaskGroup() as group:
+            for number in range(1, self._count + 1):
+                group.create_task(self._keep(number, failures), name=f"worker {number}")
+        if failures:
+            raise failures[0]
+
+    async def _keep(self, number: int, failures: list[WorkerFailed]) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while not self._stop.gently.is_set():
+            began = time.monotonic()
+            status = await self._live(number)
+            self._ready.discard(number)
+            if self._stop.gently.is_set():
+                return
+            if not self._started:
+                failures.append(WorkerFailed(number, status))
+                self._stop.gently.set()
+                return
+            if time.monotonic() - began > STABLE_LIFE_S:
+                backoff_s = FIRST_BACKOFF_S
+            log.error("gateway.worker_died", worker=number, status=status, restart_in_s=backoff_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.gently.wait(), backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _live(self, number: int) -> int:
+        """One life of a worker, to its end. Its exit status, negative for a signal."""
+        worker = await asyncio.create_subprocess_exec(
+            *self._command,
+            env={**self._environ, WORKER: str(number)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # A Ctrl-C in the terminal is for the parent, which passes it on once.
+            process_group=0,
+        )
+        log.info("gateway.worker_started", worker=number, pid=worker.pid)
+        hearer = asyncio.create_task(self._hear(number, worker), name=f"output of worker {number}")
+        ender = asyncio.create_task(self._end_when_asked(worker), name=f"end of worker {number}")
+        try:
+            return await worker.wait()
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+                await worker.wait()
+            ender.cancel()
+            hearer.cancel()
+            await asyncio.gather(hearer, ender, return_exceptions=True)
+
+    async def _hear(self, number: int, worker: asyncio.subprocess.Process) -> None:
+        assert worker.stdout is not None
+        async for line in worker.stdout:
+            if _event(line) != "gateway.ready":
+                sys.stdout.write(line.decode(errors="replace"))
+                sys.stdout.flush()
+                continue
+            self._ready.add(number)
+            log.info("gateway.worker_ready", worker=number, pid=worker.pid)
+            if len(self._ready) == self._count and not self._started and not self._stop.gently.is_set():
+                self._started = True
+                self._on_ready()
+
+    async def _end_when_asked(self, worker: asyncio.subprocess.Process) -> None:
+        await self._stop.gently.wait()
+        _send(worker, signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stop.at_once.wait(), self._drain_s)
+        _send(worker, signal.SIGTERM)
+        await asyncio.sleep(LAST_GRACE_S)
+        log.error("gateway.worker_killed", pid=worker.pid)
+        _send(worker, signal.SIGKILL)
+
+
+def _send(worker: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        worker.send_signal(number)
+
+
+def _event(line: bytes) -> str | None:
+    try:
+        said: Any = msgspec.json.decode(line)
+    except msgspec.DecodeError:
+        return None
+    return said.get("event") if isinstance(said, dict) else None
