@@ -299,7 +299,12 @@ async def _apply(connection: Connection, file: _File) -> bool:
             return False
         if found is not None and file.number is not None:
             raise MigrationRefused(f"{file} was applied with another text by another process just now")
-        await connection.execute(file.sql)
+        try:
+            await connection.execute(file.sql)
+        except asyncpg.PostgresError as error:
+            position = int(getattr(error, "position", None) or 1)
+            error.add_note(f"in {file}, line {file.sql.count(chr(10), 0, position) + 1}")
+            raise
         await connection.execute(
             "insert into control.migration (component, name, number, sha256) values ($1, $2, $3, $4)"
             " on conflict (component, name) do update set sha256 = excluded.sha256, applied_at = clock_timestamp()",

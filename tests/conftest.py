@@ -1,0 +1,35 @@
+"""Fixtures for all tests, and the rule that a test reaches no other machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+import urllib.parse
+from typing import Any
+
+pytest_plugins = ["tests.postgres"]
+
+_database = urllib.parse.urlsplit(os.environ.get("TOLLBRIDGE_TEST_DATABASE_URL", "")).hostname
+_ALLOWED = {entry[4][0] for entry in socket.getaddrinfo(_database, None)} if _database else set()
+
+
+class OutsideReached(BaseException):
+    """A test tried to reach another machine. A BaseException, so that no retry or failover takes it for a failure."""
+
+
+def _refuse_outside(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in {"socket.connect", "socket.sendto"}:
+        return
+    address = arguments[1]
+    if not isinstance(address, tuple) or address[0] in _ALLOWED:
+        return
+    with contextlib.suppress(ValueError):
+        if address[0] == "localhost" or ipaddress.ip_address(address[0]).is_loopback:
+            return
+    raise OutsideReached(f"{event} to {address[0]}")
+
+
+sys.addaudithook(_refuse_outside)
