@@ -320,3 +320,8 @@ def _consistent(usage: Usage) -> tuple[Usage, tuple[Flag, ...]]:
         usage = msgspec.structs.replace(usage, reasoning=usage.output_total)
         flags = (*flags, Flag.REASONING_EXCEEDS_OUTPUT)
     return usage, flags
+
+
+def decimal_string(usd: Decimal) -> str:
+    """An amount for people and JSON: plain digits, never an exponent, no trailing zeros."""
+    return f"{usd.normalize(_EXACT):f}"

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+
+from metering.prices import Price, PriceBook, PricedRoute, configured_price, usd
+
+AT = datetime(2026, 6, 1, 12, tzinfo=UTC)
+OPENAI = "https://api.openai.com/v1"
+A = configured_price({"input": "1", "output": "2"})
+B = configured_price({"input": "3", "output": "4"})
+
+
+class FakePriceList:
+    """Knows one price for every model named `known`, and counts how it is used."""
+
+    def __init__(self) -> None:
+        self.opened = 0
+        self.asked: list[tuple[str, str, datetime]] = []
+
+    def open(self) -> FakePriceList:
+        self.opened += 1
+        return self
+
+    def price(self, base_url: str, upstream_model: str, at: datetime) -> Price | None:
+        self.asked.append((base_url, upstream_model, at))
+        return B if upstream_model == "known" else None
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("2.50", "2.5"), ("0", "0"), ("10", "10"), ("0.000000000001", "1E-12"), ("999999999.999999999999", None)],
+)
+def test_plain_decimal_strings_are_amounts(text, amount):
+    assert usd(text, name="input") == Decimal(amount or text)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "-1", "-0", "+1", "NaN", "nan", "Infinity", "inf", "1e400", "1e2", "1000000000", "0.0000000000001", "", " 1",
+        "1 ", "1\n", ".5", "1.", "1,5", "1_000", "0x10", "$2", "\u0661", "1" * 400, 2.5, 1e400, float("nan"), 2, True,
+        None, ["1"],
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_anything_else_is_refused_by_name(given):
+    with pytest.raises(ValueError, match=r"^models\.x\.price\.input: .* is not an amount in USD") as refused:
+        usd(given, name="models.x.price.input")
+    assert len(str(refused.value)) < 300
+
+
+def test_a_price_table_may_state_every_part():
+    table = {
+        "input": "3", "output": "15", "cache_read": "0.30", "cache_write_5m": "3.75", "cache_write_1h": "6",
+        "reasoning": "16", "per_request": "0.01",
+    }  # fmt: skip
+    price = configured_price(table)
+    assert {name: getattr(price, name) for name in table} == {name: Decimal(text) for name, text in table.items()}
+
+
+def test_every_fault_of_a_table_is_reported_together():
+    with pytest.raises(ValueError) as refused:
+        configured_price({"input": "-1", "outptu": "2", "cache_read": 0.5})
+    message = str(refused.value)
+    assert "outptu: not a price" in message
+    assert "output: missing" in message
+    assert "input: '-1' is not an amount" in message
+    assert "cache_read: a value of type float" in message
+
+
+def test_the_version_follows_the_values_and_not_how_they_are_written():
+    same = configured_price({"output": "2.000", "input": "1.0"})
+    assert same.version == A.version
+    assert A.version.startswith("config:")
+    assert len({A.version, B.version, configured_price({"input": "2", "output": "1"}).version}) == 3
+
+
+def test_a_free_part_is_another_version_than_an_absent_one():
+    assert configured_price({"input": "1", "output": "2", "cache_read": "0"}).version != A.version
+
+
+def test_a_price_for_the_route_wins_over_one_for_the_model():
+    book = PriceBook(models={"gpt-4o": A}, routes={"azure/prod-4o": B}, published=FakePriceList().open)
+    assert book.price("azure", "https://x.example", "gpt-4o", "prod-4o", AT) is B
+    assert book.price("openai", OPENAI, "gpt-4o", "gpt-4o", AT) is A
+
+
+def test_a_model_costs_the_same_when_pinned_to_its_provider():
+    book = PriceBook(models={"gpt-4o": A}, routes={}, published=FakePriceList().open)
+    assert book.price("openai", OPENAI, "openai/gpt-4o", "gpt-4o", AT) is A
+
+
+def test_a_model_name_that_holds_a_slash_is_found_whole():
+    book = PriceBook(models={"openai/gpt-oss-120b": A}, routes={}, published=FakePriceList().open)
+    assert book.price("groq", OPENAI, "openai/gpt-oss-120b", "x", AT) is A
+
+
+def test_a_configured_price_wins_and_the_list_stays_closed():
+    prices = FakePriceList()
+    book = PriceBook(models={"known": A}, routes={}, published=prices.open)
+    route = PricedRoute("p", "https://p.example", "known", "known")
+    assert book.prepare([route], AT) == ()
+    assert book.price(*route, AT) is A
+    assert prices.opened == 0
+
+
+def test_preparing_opens_the_list_once_and_names_what_has_no_price():
+    prices = FakePriceList()
+    book = PriceBook(models={}, routes={}, published=prices.open)
+    known = PricedRoute("p", "https://p.example", "m", "known")
+    lost = PricedRoute("p", "https://p.example", "n", "unheard-of")
+    assert book.prepare([known, lost], AT) == (lost,)
+    assert book.price(*known, AT) is B
+    assert book.price(*lost, AT) is None
+    assert prices.opened == 1
+    assert prices.asked[0] == ("https://p.example", "known", AT)
+
+
+def test_importing_the_price_book_does_not_load_the_library():
+    program = "import sys, metering.cost, metering.library_prices; sys.exit('genai_prices' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
