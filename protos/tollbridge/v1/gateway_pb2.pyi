@@ -467,7 +467,7 @@ class Outcome(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., ended: _Optional[str] = ..., settlement: _Optional[str] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., served_model: _Optional[str] = ..., provider_request_id: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("number", "route", "status", "error_class", "http_status", "message", "cost")
+    __slots__ = ("number", "route", "status", "error_class", "http_status", "message", "cost", "code")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -475,6 +475,7 @@ class Attempt(_message.Message):
     HTTP_STATUS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
     number: int
     route: Route
     status: str
@@ -482,7 +483,8 @@ class Attempt(_message.Message):
     http_status: int
     message: str
     cost: Cost
-    def __init__(self, number: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., status: _Optional[str] = ..., error_class: _Optional[str] = ..., http_status: _Optional[int] = ..., message: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    code: str
+    def __init__(self, number: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., status: _Optional[str] = ..., error_class: _Optional[str] = ..., http_status: _Optional[int] = ..., message: _Optional[str] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., code: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("input_tokens", "cache_read_tokens", "cache_write_5m_tokens", "cache_write_1h_tokens", "output_tokens", "reasoning_tokens")

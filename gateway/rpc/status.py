@@ -1,0 +1,88 @@
+"""
+How an outcome and an error look in a gRPC status.
+
+The one table from codes to statuses is `gateway.errors.STATUS`. This file puts what it says on the wire, with details
+for programs: without them a client could only branch on the text of a message meant for people.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Final, TypeAlias
+
+import grpc
+from google.protobuf import duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from gateway.errors import STATUS, AttemptedError, GatewayError
+from gateway.outcome import Outcome
+from gateway.rpc import codec
+
+DOMAIN: Final = "tollbridge"
+#: Clients may drop a call whose trailing metadata passes 8 KiB (gRPC's default soft limit). Details are Base64 there,
+#: and the message is in them a second time, so message and outcome are kept well below it.
+MAX_MESSAGE_BYTES: Final = 1024
+MAX_OUTCOME_BYTES: Final = 3072
+
+CODES: Final = {code: grpc.StatusCode[status.grpc] for code, status in STATUS.items()}
+
+Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
+
+
+def outcome_of(error: GatewayError) -> Outcome | None:
+    return error.outcome if isinstance(error, AttemptedError) else None
+
+
+def attribution(request_id: str, outcome: Outcome | None) -> Metadata:
+    """The trailing metadata that says who served a request and what it cost. Text beyond ASCII is percent-encoded."""
+    metadata: list[tuple[str, str | bytes]] = [("x-tollbridge-request-id", request_id)]
+    if outcome is None:
+        return tuple(metadata)
+    if (route := outcome.route) is not None:
+        name = urllib.parse.quote(f"{route.provider}/{route.model}", safe="/:@+,=")
+        metadata.append(("x-tollbridge-route", name))
+    metadata.append(("x-tollbridge-attempts", str(len(outcome.attempts))))
+    if len(outcome.attempts) > 1 and outcome.attempts[-1].route != outcome.attempts[-2].route:
+        before = outcome.attempts[-2]
+        reason = before.code or before.error_class or before.status
+        metadata.append(("x-tollbridge-failover-reason", urllib.parse.quote(reason)))
+    if outcome.cost.usd is not None:
+        metadata.append(("x-tollbridge-cost-usd", format(outcome.cost.usd, "f")))
+    return tuple(metadata)
+
+
+def render(error: GatewayError, request_id: str) -> tuple[grpc.StatusCode, str, Metadata]:
+    """The status, message and trailing metadata of an error: what `context.abort` takes."""
+    outcome = outcome_of(error)
+    code = CODES[error.code]
+    message = error.message.encode()[:MAX_MESSAGE_BYTES].decode(errors="ignore")
+    rich = status_pb2.Status(code=code.value[0], message=message)
+    _attach(rich, _info(error, request_id, outcome))
+    if error.retry_after_s is not None:
+        delay = duration_pb2.Duration()
+        delay.FromNanoseconds(round(max(error.retry_after_s, 0.0) * 1e9))
+        _attach(rich, error_details_pb2.RetryInfo(retry_delay=delay))
+    if outcome is not None:
+        report = codec.encode_outcome(outcome)
+        if report.ByteSize() <= MAX_OUTCOME_BYTES:
+            _attach(rich, report)
+    details = rpc_status.to_status(rich)
+    return code, message, (*details.trailing_metadata, *attribution(request_id, outcome))
+
+
+def _info(error: GatewayError, request_id: str, outcome: Outcome | None) -> error_details_pb2.ErrorInfo:
+    info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)
+    info.metadata["request_id"] = request_id
+    info.metadata["attempts"] = str(0 if outcome is None else len(outcome.attempts))
+    if error.param is not None:
+        info.metadata["param"] = error.param
+    if outcome is not None:
+        info.metadata["ended"] = outcome.ended
+        info.metadata["cost_state"] = outcome.cost.state
+    return info
+
+
+def _attach(rich: status_pb2.Status, detail: Message) -> None:
+    rich.details.add().Pack(detail)
