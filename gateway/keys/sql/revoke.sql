@@ -1,0 +1,5 @@
+-- revoke(key_id, name) -> row: the active key of this id or (id null) this name. Revoked once: a second call finds none.
+update control.api_key
+set revoked_at = clock_timestamp()
+where revoked_at is null and case when $1::uuid is null then name = $2::text else key_id = $1 end
+returning key_id, name, scopes, tags::text as tags, created_at, expires_at, revoked_at
