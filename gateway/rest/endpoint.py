@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from decimal import Decimal
 from typing import TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote
 
@@ -168,7 +169,7 @@ class Exchange:
     def answer(
         self, payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> web.StreamResponse:
-        """A JSON answer. Decimals become strings, structs objects."""
+        """A JSON answer. Structs become objects. Give money as `usd(amount)`: a bare Decimal may get an exponent."""
         return json_response(payload, request_id=self.request_id, status=status, headers=headers)
 
     def stream(self, content_type: str) -> web.StreamResponse:
@@ -241,6 +242,11 @@ class Routes:
             else:
                 return methods, values
         return None
+
+
+def usd(amount: Decimal) -> str:
+    """Money as JSON has it: a decimal string without an exponent."""
+    return format(amount, "f")
 
 
 def json_response(

@@ -1,0 +1,253 @@
+"""
+The caller fields: what every request can carry beside the chat itself, under one name a transport.
+
+Without one table the same field would grow two spellings, and a budget or a session given in the wrong one would be
+dropped without a word. Unknown names are refused; so is a value that is not exactly what it should be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from multidict import CIMultiDictProxy
+
+from admission.lease import Class
+from gateway.call import Options, Resend
+from gateway.errors import InvalidRequest
+from gateway.rest.body import decode_exact
+
+#: Characters of an id, a name, or a tag's value.
+MAX_TEXT = 256
+#: Characters of a tag's name.
+MAX_TAG_NAME = 64
+MAX_TAGS = 32
+MAX_PROVIDERS = 64
+#: Seconds.
+MAX_SPILL_AFTER_S = 86_400.0
+MAX_FENCE = 2**63 - 1
+
+HEADER_PREFIX = "x-tollbridge-"
+
+#: What an HTTP API calls the idempotency key, beside our own name for it.
+IDEMPOTENCY_KEY = "idempotency-key"
+
+_DECIMAL = re.compile(r"\d{1,12}(\.\d{1,12})?", re.ASCII)
+_WHOLE = re.compile(r"\d{1,19}", re.ASCII)
+
+
+class Refused(Exception):
+    """Why a value cannot be taken. The message does not repeat the value."""
+
+
+class Field(msgspec.Struct, frozen=True):
+    """One caller field."""
+
+    #: The attribute of Options.
+    option: str
+    #: Its name in a job and in the protos.
+    name: str
+    #: From what a JSON document has, strings and exact numbers. Raises Refused.
+    read: Callable[[Any], Any]
+    #: From the text of a header to what a JSON document would have. Raises Refused.
+    from_text: Callable[[str], Any]
+
+    @property
+    def header(self) -> str:
+        return HEADER_PREFIX + self.name.replace("_", "-")
+
+
+def _same(text: str) -> str:
+    return text
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Refused("must be a string")
+    if not 1 <= len(value) <= MAX_TEXT:
+        raise Refused(f"must have 1 to {MAX_TEXT} characters")
+    if not value.isprintable():
+        raise Refused("must not have control characters")
+    return value
+
+
+def _tags(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise Refused("must be an object of strings")
+    if len(value) > MAX_TAGS:
+        raise Refused(f"must have at most {MAX_TAGS} entries")
+    for name, tag in value.items():
+        if not 1 <= len(name) <= MAX_TAG_NAME or not name.isprintable():
+            raise Refused(f"a tag's name is 1 to {MAX_TAG_NAME} characters, none of them control characters")
+        if not isinstance(tag, str) or len(tag) > MAX_TEXT or not (tag.isprintable()):
+            raise Refused(
+                f"a tag's value is a string of at most {MAX_TEXT} characters, none of them control characters"
+            )
+    return value
+
+
+def _tags_from_text(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for entry in text.split(","):
+        name, equals, value = entry.strip().partition("=")
+        try:
+            name, value = unquote(name, errors="strict"), unquote(value, errors="strict")
+        except UnicodeDecodeError:
+            raise Refused("is not UTF-8") from None
+        if not equals:
+            raise Refused("must be `name=value, name=value`, percent-encoded")
+        if name in found:
+            raise Refused("has a name twice")
+        found[name] = value
+    return found
+
+
+def _fence(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_FENCE:
+        raise Refused(f"must be a whole number from 0 to {MAX_FENCE}")
+    return value
+
+
+def _whole_from_text(text: str) -> int:
+    if not _WHOLE.fullmatch(text):
+        raise Refused(f"must be a whole number from 0 to {MAX_FENCE}")
+    return int(text)
+
+
+def _class(value: Any) -> Class:
+    found = {"interactive": Class.INTERACTIVE, "batch": Class.BATCH}.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise Refused("must be `interactive` or `batch`")
+    return found
+
+
+def _usd(value: Any) -> Decimal:
+    """Decimal text, or a JSON number that was read exactly. A float has lost what it said."""
+    text = value if isinstance(value, str) else format(value, "f") if isinstance(value, Decimal) else str(value)
+    if isinstance(value, bool | float) or not _DECIMAL.fullmatch(text):
+        raise Refused(
+            'must be a decimal number of USD, such as "0.25", with at most 12 digits before and after the point'
+        )
+    return Decimal(text)
+
+
+def _providers(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise Refused("must be a list of provider ids")
+    if not 1 <= len(value) <= MAX_PROVIDERS:
+        # An empty list would say "none" to a reader and "any" to us.
+        raise Refused(f"must have 1 to {MAX_PROVIDERS} entries")
+    return tuple(_text(provider) for provider in value)
+
+
+def _providers_from_text(text: str) -> list[str]:
+    return [entry.strip() for entry in text.split(",")]
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise Refused("must be true or false")
+    return value
+
+
+def _flag_from_text(text: str) -> bool | None:
+    return {"true": True, "false": False}.get(text.lower())
+
+
+def _resend(value: Any) -> Resend:
+    found = {resend.value: resend for resend in Resend}.get(value) if isinstance(value, str) else None
+    if found is None:
+        raise Refused("must be `never` or `before_first_byte`")
+    return found
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | float) or not 0 <= value <= MAX_SPILL_AFTER_S:
+        raise Refused(f"must be a number of seconds from 0 to {MAX_SPILL_AFTER_S:.0f}")
+    return float(value)
+
+
+def _number_from_text(text: str) -> Decimal:
+    if not _DECIMAL.fullmatch(text):
+        raise Refused("must be a decimal number")
+    return Decimal(text)
+
+
+def _plain(name: str) -> Field:
+    return Field(name, name, _text, _same)
+
+
+#: Every caller field (design section 7). The gRPC codec fills the same attributes of Options from the same names.
+FIELDS: tuple[Field, ...] = (
+    _plain("session_id"),
+    _plain("debit_id"),
+    _plain("idempotency_key"),
+    _plain("scope_id"),
+    _plain("run_id"),
+    _plain("step_id"),
+    _plain("skill"),
+    _plain("skill_version"),
+    _plain("role"),
+    _plain("tool"),
+    Field("tags", "tags", _tags, _tags_from_text),
+    Field("owner_fence", "owner_fence", _fence, _whole_from_text),
+    Field("klass", "class", _class, _same),
+    Field("max_cost_usd", "max_cost_usd", _usd, _same),
+    Field("allowed_providers", "allowed_providers", _providers, _providers_from_text),
+    Field("allow_failover", "allow_failover", _flag, _flag_from_text),
+    Field("resend_uncertain", "resend_uncertain", _resend, _same),
+    Field("spill_after_s", "spill_after_s", _seconds, _number_from_text),
+)
+
+BY_NAME: dict[str, Field] = {field.name: field for field in FIELDS}
+_BY_HEADER: dict[str, Field] = {field.header: field for field in FIELDS} | {IDEMPOTENCY_KEY: BY_NAME["idempotency_key"]}
+
+
+def options_from_headers(headers: CIMultiDictProxy[str], *, klass: Class = Class.INTERACTIVE) -> Options:
+    """
+    The caller fields of `x-tollbridge-...` headers. `klass` is the class where none is named.
+
+    Raises InvalidRequest with the header's name for an unknown one, one given twice, and a value that cannot be taken.
+    """
+    given: dict[str, Any] = {}
+    for name, text in headers.items():
+        lower = name.lower()
+        field = _BY_HEADER.get(lower)
+        if field is None:
+            if lower.startswith(HEADER_PREFIX):
+                raise InvalidRequest("unknown header", param=lower)
+            continue
+        if field.option in given:
+            raise InvalidRequest("given twice", param=lower)
+        try:
+            given[field.option] = field.read(field.from_text(text.strip(" \t")))
+        except Refused as error:
+            raise InvalidRequest(str(error), param=lower) from error
+    return Options(**{"klass": klass, **given})
+
+
+def options_from_json(fields: Mapping[str, Any], *, at: str = "", klass: Class = Class.INTERACTIVE) -> Options:
+    """
+    The caller fields of a JSON object, whose values are msgspec.Raw or already decoded; null is as good as absent.
+
+    `at` is the path of the object. Give numbers that are not whole as Raw or Decimal: a float is refused as money.
+    Raises InvalidRequest with the path for an unknown name and for a value that cannot be taken.
+    """
+    given: dict[str, Any] = {}
+    for name, value in fields.items():
+        path = f"{at}.{name}" if at else name
+        field = BY_NAME.get(name)
+        if field is None:
+            raise InvalidRequest("unknown field", param=path if name.isprintable() and len(name) <= MAX_TEXT else at)
+        plain = decode_exact(value) if isinstance(value, msgspec.Raw) else value
+        if plain is None:
+            continue
+        try:
+            given[field.option] = field.read(plain)
+        except Refused as error:
+            raise InvalidRequest(str(error), param=path) from error
+    return Options(**{"klass": klass, **given})

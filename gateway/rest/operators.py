@@ -1,0 +1,163 @@
+"""What operators and load balancers ask: is it alive, what can it serve, what was used, who occupies what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from decimal import Decimal
+from typing import Protocol
+from uuid import UUID
+
+import msgspec
+from aiohttp import web
+
+from gateway.call import Scope
+from gateway.database import StoreUnavailable
+from gateway.errors import Code, GatewayError, InvalidRequest
+from gateway.rest.endpoint import Access, Endpoint, Exchange, usd
+
+#: Characters of a session id.
+MAX_SESSION_ID = 256
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
+
+
+class Readiness(Protocol):
+    """Whether this process may be sent work."""
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        """
+        Ready only while the stores answer and the process is not stopping, and how each part is. No I/O.
+        """
+        ...
+
+
+class ModelProvider(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    #: Its credentials are present.
+    ready: bool
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    #: As a caller names it.
+    name: str
+    #: In the order in which they are tried.
+    providers: tuple[ModelProvider, ...]
+
+
+class Catalogue(Protocol):
+    """The models that may be asked for."""
+
+    def models(self) -> Sequence[ModelEntry]: ...
+
+
+class UsageReader(Protocol):
+    """The cost counters. `metering.ledger` has them."""
+
+    async def read(self, session_id: str | None, day: date | None, key_id: UUID | None) -> Mapping[str, object]:
+        """
+        `session` (None where none is asked for), `day` (None means today in the declared zone) and `total`, each with
+        charged_usd, unknown_attempts, unknown_upper_bound_usd, attempts, input_tokens and output_tokens.
+
+        Of one key, or of all where `key_id` is None. A session that the key never used reads as zero, like one that is
+        not there. Raises StoreUnavailable.
+        """
+        ...
+
+
+class GroupsReader(Protocol):
+    """The capacity groups. `admission.store` knows them."""
+
+    async def groups(self) -> Sequence[object]:
+        """One JSON object a group. Raises StoreUnavailable."""
+        ...
+
+
+def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, groups: GroupsReader) -> list[Endpoint]:
+    """The endpoints of this module."""
+
+    async def healthz(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        return exchange.answer({"status": "alive"})
+
+    async def readyz(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        ready, parts = readiness.ready()
+        ready = ready and not exchange.draining.is_set()
+        return exchange.answer(
+            {"status": "ready" if ready else "not_ready", "parts": parts}, status=200 if ready else 503
+        )
+
+    async def models(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        return exchange.answer({"object": "list", "data": [_model(entry) for entry in catalogue.models()]})
+
+    async def read_usage(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query(("session", "day"))
+        session_id = query.get("session")
+        if session_id is not None and not 1 <= len(session_id) <= MAX_SESSION_ID:
+            raise InvalidRequest(f"must have 1 to {MAX_SESSION_ID} characters", param="session")
+        day = _day(query["day"]) if "day" in query else None
+        # An administrator sees all; every other key what it used itself.
+        caller = exchange.caller
+        key_id = None if Scope.ADMIN in caller.scopes else caller.key_id
+        try:
+            return exchange.answer(_plain(await usage.read(session_id, day, key_id)))
+        except StoreUnavailable as error:
+            raise _unavailable() from error
+
+    async def read_groups(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        try:
+            return exchange.answer({"groups": _plain(await groups.groups())})
+        except StoreUnavailable as error:
+            raise _unavailable() from error
+
+    return [
+        Endpoint(method="GET", path="/healthz", access=Access.PUBLIC, handler=healthz),
+        Endpoint(method="GET", path="/readyz", access=Access.PUBLIC, handler=readyz),
+        Endpoint(method="GET", path="/v1/models", access=Access.ANY_KEY, handler=models),
+        Endpoint(method="GET", path="/v1/usage", access=Scope.USAGE_READ, handler=read_usage),
+        Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups),
+    ]
+
+
+def _model(entry: ModelEntry) -> dict[str, object]:
+    # `object`, `created` and `owned_by` are what OpenAI's clients insist on.
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": entry.providers[0].id if entry.providers else "",
+        "ready": any(provider.ready for provider in entry.providers),
+        "providers": entry.providers,
+    }
+
+
+def _day(text: str) -> date:
+    try:
+        # fromisoformat takes other ISO forms as well.
+        return date.fromisoformat(text if _DAY.fullmatch(text) else "")
+    except ValueError as error:
+        raise InvalidRequest("must be a day as YYYY-MM-DD", param="day") from error
+
+
+def _plain(value: object) -> object:
+    """JSON's own types, with every Decimal as text without an exponent."""
+    return _spelled(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
+
+
+def _spelled(value: object) -> object:
+    match value:
+        case Decimal():
+            return usd(value)
+        case dict():
+            return {name: _spelled(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_spelled(item) for item in value]
+        case _:
+            return value
+
+
+def _unavailable() -> GatewayError:
+    return GatewayError("the control store cannot be reached", code=Code.CONTROL_STORE_UNAVAILABLE, retry_after_s=1.0)
