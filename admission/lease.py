@@ -51,6 +51,10 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     queue_timeout_s: float
     #: What remains of the caller's own deadline; None where it set none.
     caller_deadline_s: float | None = None
+    #: Queue through a cooldown of the breaker, or be refused and go elsewhere.
+    waits_for_cooldown: bool = False
+    #: JSON for the ledger: what is to be written of this attempt should nobody live to tell its end.
+    intent: bytes = b"{}"
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +102,7 @@ class RefusalReason(enum.StrEnum):
     STORE_UNAVAILABLE = "control_store_unavailable"
     #: The debit has a live ticket, or that attempt of it has already been made.
     DUPLICATE_DEBIT = "duplicate_debit"
-    #: The ticket was taken back: its process lapsed while it waited.
+    #: This process had lapsed, or lapsed while the ticket waited: the ticket is gone, and another may be asked for.
     LAPSED = "lapsed"
 
 
@@ -110,16 +114,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     #: When asking again may help.
     retry_after_s: float | None = None
     position: int | None = None
-    #: For a duplicate debit that has ended: how each of its attempts was settled.
-    earlier: tuple[EarlierAttempt, ...] = ()
-
-
-class EarlierAttempt(msgspec.Struct, frozen=True, kw_only=True):
-    ticket_id: uuid.UUID
-    attempt: int
-    #: "open", "charged", "zero" or "unknown".
-    state: str
-    record: msgspec.Raw | None = None
 
 
 class Ending(enum.StrEnum):
@@ -170,4 +164,4 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     #: False where the attempt had been settled before: nothing was written again.
     applied: bool
     #: The ledger's answer to the record, as JSON: the counters after it.
-    counters: msgspec.Raw | None = None
+    counters: bytes | None = None

@@ -1,0 +1,90 @@
+"""
+Combining: what arrives while a statement is in flight goes out together as the next one.
+
+Under load one round trip and one commit then serve many requests; without load nothing waits, since an idle lane sends
+at once. Only the lane awaits the database, callers await futures, so a cancelled caller never breaks a statement off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+#: Elements in one statement. Past this the database does not get faster, and one slow batch delays the rest.
+BATCH = 128
+
+
+class Rejected(Exception):
+    """The store refused a batch for what is in it, definitely: nothing of it was applied."""
+
+
+class Lane(Generic[E, R]):
+    """
+    One statement in flight at a time.
+
+    `send` answers a result for each element, in order, or raises `Rejected`; other exceptions fail the whole batch. A
+    rejected batch is bisected, so that one bad element cannot fail its neighbours.
+    """
+
+    def __init__(self, send: Callable[[Sequence[E]], Awaitable[Sequence[R]]], *, batch: int = BATCH) -> None:
+        self._send = send
+        self._batch = batch
+        self._pending: deque[tuple[E, asyncio.Future[R]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def submit(self, element: E) -> asyncio.Future[R]:
+        """Sends the element with the next statement. The future always ends; it may be dropped."""
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._pending.append((element, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        return future
+
+    def post(self, element: E) -> None:
+        """Sends the element with the next statement, with nobody to tell."""
+        _ = self.submit(element)
+
+    async def drain(self) -> None:
+        """Waits until nothing is pending or in flight."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait((self._task,))
+
+    async def _run(self) -> None:
+        while self._pending:
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), self._batch))]
+            await self._deliver(batch)
+
+    async def _deliver(self, batch: list[tuple[E, asyncio.Future[R]]]) -> None:
+        try:
+            results = await self._send([element for element, _ in batch])
+        except Rejected as rejected:
+            if len(batch) > 1:
+                middle = len(batch) // 2
+                await self._deliver(batch[:middle])
+                await self._deliver(batch[middle:])
+                return
+            _fail(batch, rejected)
+        except BaseException as error:  # every caller hears of it; a cancellation goes on
+            _fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for (_, future), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+
+
+def _fail(batch: list[tuple[E, asyncio.Future[R]]], error: BaseException) -> None:
+    for _, future in batch:
+        if not future.done():
+            if isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(error)
+                # A dropped future must not be reported as never retrieved.
+                future.exception()

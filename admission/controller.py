@@ -1,0 +1,436 @@
+"""
+May this request start now? One answer for each ticket, exact across every process that shares the store.
+
+`admit` waits in the group's queue and returns a lease or a refusal; `valid` is asked again right before dispatch;
+`settle` ends the lease. Between them this process proves that it lives: when its heartbeat lapses it starts nothing
+more. Without this file each process would count for itself, and a cancelled caller would leave its slot behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeVar
+
+import structlog
+
+from admission.combiner import Lane, Rejected
+from admission.lease import (
+    Demand,
+    Ending,
+    Lease,
+    Observer,
+    Refusal,
+    RefusalReason,
+    Settled,
+    Settlement,
+    Verdict,
+    Waiting,
+    new_id,
+)
+from admission.settings import AdmissionSettings
+from admission.store import SettledRow, Store, StoreUnavailable, TicketRow
+
+log: Final = structlog.get_logger("admission")
+
+R = TypeVar("R")
+
+_REFUSALS: Final = {
+    "queue_full": RefusalReason.QUEUE_FULL,
+    "deadline_exceeded": RefusalReason.DEADLINE_EXCEEDED,
+    "cooldown": RefusalReason.COOLDOWN,
+    "duplicate_debit": RefusalReason.DUPLICATE_DEBIT,
+    "ended": RefusalReason.DUPLICATE_DEBIT,
+    "lapsed": RefusalReason.LAPSED,
+}
+
+#: Shards of each counter: enough that processes rarely meet, few enough that reading them all is one page.
+_SHARDS: Final = 16
+
+
+class _Ticket:
+    """A ticket of this process that has neither a lease nor a refusal yet."""
+
+    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "observer", "seen")
+
+    def __init__(self, demand: Demand, observer: Observer | None) -> None:
+        self.demand = demand
+        self.observer = observer
+        self.asked_at = time.monotonic()
+        self.answer: asyncio.Future[Lease | Refusal] = asyncio.get_running_loop().create_future()
+        self.acknowledged = False
+        self.seen: Waiting | None = None
+
+
+class Controller:
+    """One per process. Open it with `opened`."""
+
+    def __init__(self, store: Store, settings: AdmissionSettings) -> None:
+        self._store = store
+        self._settings = settings
+        self.owner = new_id()
+        #: Everyone this process has been, for whoever needs to prove that one is dead.
+        self.incarnations: list[uuid.UUID] = []
+        #: On the monotonic clock: no dispatch after this.
+        self._trusted_until = 0.0
+        self._tickets: dict[uuid.UUID, _Ticket] = {}
+        self._admissions: dict[str, Lane[_Ticket | None, None]] = {}
+        self._clean: Lane[Settlement, SettledRow] = Lane(lambda batch: self._settle(None, batch))
+        self._judged: dict[str, Lane[Settlement, SettledRow]] = {}
+        self._abandoned: Lane[tuple[uuid.UUID, bool], None] = Lane(self._abandon)
+        self._notified: Lane[uuid.UUID, None] = Lane(self._notify)
+        self._someone_waits = asyncio.Event()
+        #: Another process granted one of our tickets, or may have.
+        self._hint = asyncio.Event()
+        self._next_event = self._settings.rescan_s
+
+    @property
+    def available(self) -> bool:
+        """The store has confirmed recently that this process lives: it may dispatch."""
+        return time.monotonic() < self._trusted_until
+
+    @property
+    def _shard(self) -> int:
+        return self.owner.int % _SHARDS
+
+    # ---------------------------------------------------------------- admit
+
+    async def admit(self, demand: Demand, observer: Observer | None = None) -> Lease | Refusal:
+        """
+        Waits for a slot. Cancelling it gives the ticket back, granted or not.
+
+        `observer` hears when the ticket begins to wait and when its position or reason changes.
+        """
+        if not self.available:
+            return Refusal(reason=RefusalReason.STORE_UNAVAILABLE, group=demand.group, retry_after_s=1.0)
+        patience = demand.queue_timeout_s
+        late = RefusalReason.QUEUE_TIMEOUT
+        if demand.caller_deadline_s is not None and demand.caller_deadline_s < patience:
+            patience, late = demand.caller_deadline_s, RefusalReason.DEADLINE_EXCEEDED
+        ticket = _Ticket(demand, observer)
+        self._tickets[demand.ticket_id] = ticket
+        self._lane(demand.group).post(ticket)
+        answer: Lease | Refusal | None = None
+        try:
+            async with asyncio.timeout(max(patience, 0)):
+                answer = await ticket.answer
+        except TimeoutError:
+            return Refusal(
+                reason=late if ticket.acknowledged else RefusalReason.STORE_UNAVAILABLE,
+                group=demand.group,
+                retry_after_s=1.0,
+                position=ticket.seen.position if ticket.seen else None,
+            )
+        finally:
+            del self._tickets[demand.ticket_id]
+            # Refused means that the store holds nothing for us. Not yet acknowledged: `_deliver` takes it back.
+            if answer is None and ticket.acknowledged:
+                self._abandoned.post((demand.ticket_id, False))
+        return answer
+
+    def valid(self, lease: Lease) -> bool:
+        """The recheck: this process is still trusted and the attempt's time is not over. Ask right before sending."""
+        return time.monotonic() < min(self._trusted_until, lease.hard_deadline)
+
+    def settle(self, settlement: Settlement) -> Awaitable[Settled]:
+        """
+        Ends a lease. It is on its way when this returns; awaiting it tells what the store made of it.
+
+        It is tried until the store acknowledges it, for as long as this process lives.
+        """
+        judged = settlement.lease.probe or settlement.verdict in (Verdict.TRANSIENT, Verdict.RATE_LIMITED)
+        lane = self._clean
+        if judged:
+            group = settlement.lease.group
+            if group not in self._judged:
+                self._judged[group] = Lane(lambda batch: self._settle(group, batch))
+            lane = self._judged[group]
+        return self._settled(lane.submit(settlement))
+
+    async def advance(self, groups: Collection[str]) -> None:
+        """Lets the queues of these groups move on."""
+        for group in groups:
+            self._lane(group).post(None)
+
+    async def bury(self, owners: Sequence[uuid.UUID]) -> None:
+        """
+        These incarnations are proven dead: their waiters end, their attempts go to quarantine now.
+
+        Raises `StoreUnavailable`.
+        """
+        groups = await self._store.bury(owners)
+        await asyncio.gather(*(self._lane(group).submit(None) for group in groups))
+
+    # ---------------------------------------------------------------- lanes
+
+    def _lane(self, group: str) -> Lane[_Ticket | None, None]:
+        lane = self._admissions.get(group)
+        if lane is None:
+            lane = self._admissions[group] = Lane(lambda batch: self._acquire(group, batch))
+        return lane
+
+    async def _acquire(self, group: str, batch: Sequence[_Ticket | None]) -> list[None]:
+        tickets = [ticket for ticket in batch if ticket is not None]
+        owner = self.owner
+        sent = 0.0
+
+        async def send() -> list[TicketRow]:
+            nonlocal sent
+            sent = time.monotonic()
+            return await self._store.acquire(group, owner, [(t.demand, sent - t.asked_at) for t in tickets])
+
+        try:
+            rows = await self._insist(send, give_up_after_s=self._settings.retry_s)
+        except (StoreUnavailable, Rejected) as error:
+            if len(tickets) > 1 and isinstance(error, Rejected):
+                raise
+            for ticket in tickets:
+                _answer(ticket, Refusal(reason=RefusalReason.STORE_UNAVAILABLE, group=group, retry_after_s=1.0))
+                self._abandoned.post((ticket.demand.ticket_id, True))
+            if isinstance(error, Rejected):
+                # No traceback: the driver puts the values it was given into its message.
+                log.error("admission.ticket_rejected", group=group, sqlstate=str(error))  # noqa: TRY400
+            return [None] * len(batch)
+        for ticket in tickets:
+            ticket.acknowledged = True
+        asked = {ticket.demand.ticket_id: ticket for ticket in tickets}
+        foreign: set[uuid.UUID] = set()
+        for row in rows:
+            if row.answer == "next":
+                if row.wait_ms is not None:
+                    self._next_event = min(self._next_event, max(row.wait_ms / 1000, 0.005))
+            elif row.answer == "notify":
+                if row.owner_id is not None:
+                    foreign.add(row.owner_id)
+            elif row.ticket_id is not None:
+                waiting = self._tickets.get(row.ticket_id)
+                if waiting is not None:
+                    self._deliver(waiting, row, sent)
+                elif row.answer in ("granted", "queued") and row.ticket_id in asked:
+                    # Whoever asked has gone away meanwhile.
+                    self._abandoned.post((row.ticket_id, False))
+        for other in foreign:
+            self._notified.post(other)
+        if any(ticket.seen is not None for ticket in tickets):
+            self._someone_waits.set()
+        return [None] * len(batch)
+
+    def _deliver(self, ticket: _Ticket, row: TicketRow, sent: float) -> None:
+        demand = ticket.demand
+        if row.answer == "granted":
+            assert row.generation is not None
+            assert row.granted_at is not None
+            assert row.day is not None
+            assert row.remaining_ms is not None
+            _answer(
+                ticket,
+                Lease(
+                    ticket_id=demand.ticket_id,
+                    group=demand.group,
+                    generation=row.generation,
+                    probe=bool(row.probe),
+                    hard_deadline=sent + row.remaining_ms / 1000,
+                    granted_at=row.granted_at,
+                    day=row.day,
+                    queued_s=time.monotonic() - ticket.asked_at,
+                ),
+            )
+        elif row.answer == "queued":
+            waiting = Waiting(
+                group=demand.group,
+                position=(row.ahead or 0) + 1,
+                reason=row.wait_reason or "capacity",
+                until_s=None if row.wait_ms is None else row.wait_ms / 1000,
+            )
+            changed = ticket.seen is None or (ticket.seen.position, ticket.seen.reason) != (
+                waiting.position,
+                waiting.reason,
+            )
+            ticket.seen = waiting
+            if changed and ticket.observer is not None:
+                ticket.observer(waiting)
+        else:
+            _answer(
+                ticket,
+                Refusal(
+                    reason=_REFUSALS[row.answer],
+                    group=demand.group,
+                    retry_after_s=1.0 if row.wait_ms is None else row.wait_ms / 1000,
+                ),
+            )
+
+    async def _settle(self, group: str | None, batch: Sequence[Settlement]) -> list[SettledRow]:
+        shard = self._shard
+        rows = await self._insist(lambda: self._store.settle(group, shard, batch), give_up_after_s=None)
+        ours = {ticket.demand.group for ticket in self._tickets.values()}
+        await self.advance({row.group_id for row in rows if row.group_id and (row.waiters or row.group_id in ours)})
+        return rows
+
+    async def _settled(self, row: asyncio.Future[SettledRow]) -> Settled:
+        found = await asyncio.shield(row)
+        return Settled(applied=found.applied, counters=None if found.counters is None else found.counters.encode())
+
+    async def _abandon(self, batch: Sequence[tuple[uuid.UUID, bool]]) -> list[None]:
+        # A tombstone costs a row that stays, so only tickets whose acquire was never acknowledged get one.
+        for tombstone in (False, True):
+            tickets = [ticket for ticket, unknown in batch if unknown is tombstone]
+            if tickets:
+                abandon = functools.partial(self._store.abandon, self._shard, tickets, tombstone=tombstone)
+                await self.advance(await self._insist(abandon, give_up_after_s=None))
+        return [None] * len(batch)
+
+    async def _notify(self, batch: Sequence[uuid.UUID]) -> list[None]:
+        with contextlib.suppress(StoreUnavailable):  # a hint; the other process rescans anyway
+            await self._store.notify(sorted(set(batch)))
+        return [None] * len(batch)
+
+    async def _insist(self, send: Callable[[], Awaitable[R]], *, give_up_after_s: float | None) -> R:
+        """
+        The same statement with the same ids until it is acknowledged: a lost answer means unknown.
+
+        Raises `StoreUnavailable` once `give_up_after_s` has passed; None never gives up.
+        """
+        started = time.monotonic()
+        delay = 0.05
+        while True:
+            try:
+                return await send()
+            except StoreUnavailable:
+                if give_up_after_s is not None and time.monotonic() + delay > started + give_up_after_s:
+                    self._trusted_until = 0.0
+                    raise
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 2.0)
+
+    # ---------------------------------------------------------------- tasks
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Controller]:
+        """Registers this process, keeps it alive, and on leaving settles what is left and signs it off."""
+        self.incarnations.append(self.owner)
+        await self._renew(first=True)
+        tasks = [
+            asyncio.create_task(self._keep_alive(), name="admission heartbeat"),
+            asyncio.create_task(self._rescan(), name="admission rescan"),
+            asyncio.create_task(self._listen(), name="admission listen"),
+            asyncio.create_task(self._sweep(), name="admission sweep"),
+        ]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.statement_s):
+                    await asyncio.gather(*(lane.drain() for lane in self._admissions.values()))
+                    await asyncio.gather(self._clean.drain(), *(lane.drain() for lane in self._judged.values()))
+                    await self._abandoned.drain()
+                    with contextlib.suppress(StoreUnavailable):
+                        await self._store.bury([self.owner])
+
+    async def _renew(self, *, first: bool) -> None:
+        sent = time.monotonic()
+        lives_s = await self._store.renew(self.owner, first=first)
+        if lives_s is None:
+            # Our tickets are another's now. What still runs settles by its ticket; what waited is told.
+            self._trusted_until = 0.0
+            log.warning("admission.lapsed", owner=str(self.owner))
+            self.owner = new_id()
+            self.incarnations.append(self.owner)
+            for ticket in list(self._tickets.values()):
+                if ticket.acknowledged:
+                    _answer(ticket, Refusal(reason=RefusalReason.LAPSED, group=ticket.demand.group, retry_after_s=1.0))
+            sent = time.monotonic()
+            lives_s = await self._store.renew(self.owner, first=True)
+        if lives_s is not None:
+            self._trusted_until = sent + lives_s - self._settings.margin_s
+
+    async def _keep_alive(self) -> None:
+        pause = self._settings.lease_s / 3
+        while True:
+            await asyncio.sleep(pause if self.available else min(pause, 0.5))
+            try:
+                was_available = self.available
+                await self._renew(first=False)
+                if not was_available:
+                    log.info("admission.store_found")
+            except StoreUnavailable:
+                log.warning("admission.store_lost", available=self.available)
+
+    async def _rescan(self) -> None:
+        """
+        Looks after this process's waiters: at a hint, at the next event that time brings, at the latest each
+        `rescan_s`. Without waiters it sleeps.
+        """
+        while True:
+            await self._someone_waits.wait()
+            hinted = True
+            try:
+                async with asyncio.timeout(self._next_event):
+                    await self._hint.wait()
+            except TimeoutError:
+                hinted = False
+            self._hint.clear()
+            self._next_event = self._settings.rescan_s
+            if not hinted:
+                # Only time has passed: let the queues act on it first.
+                await asyncio.gather(*(self._lane(g).submit(None) for g in {t.demand.group for t in self._waiting()}))
+            asked = {ticket.demand.ticket_id: ticket for ticket in self._waiting()}
+            if not asked:
+                self._someone_waits.clear()
+                continue
+            sent = time.monotonic()
+            try:
+                rows = await self._store.rescan(self.owner, list(asked))
+            except (StoreUnavailable, Rejected):
+                continue
+            for row in rows:
+                ticket = None if row.ticket_id is None else asked.pop(row.ticket_id, None)
+                if ticket is not None:
+                    # One that was given up meanwhile has been abandoned by whoever gave it up.
+                    self._deliver(ticket, row, sent)
+            for ticket in asked.values():
+                # Gone from the queue: the breaker opened, and it would rather go elsewhere.
+                _answer(ticket, Refusal(reason=RefusalReason.COOLDOWN, group=ticket.demand.group, retry_after_s=1.0))
+
+    def _waiting(self) -> list[_Ticket]:
+        return [t for t in self._tickets.values() if t.seen is not None and not t.answer.done()]
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                async with self._store.listen(self._hear) as lost:
+                    self._hint.set()
+                    await lost.wait()
+            except StoreUnavailable:
+                pass
+            await asyncio.sleep(1.0)
+
+    def _hear(self, owner: str) -> None:
+        if owner == str(self.owner):
+            self._hint.set()
+
+    async def _sweep(self) -> None:
+        """Acts on what time alone has changed in groups that have no traffic."""
+        while True:
+            await asyncio.sleep(self._settings.lease_s / 3)
+            try:
+                await self.advance(await self._store.overdue())
+            except StoreUnavailable:
+                continue
+
+
+def _answer(ticket: _Ticket, answer: Lease | Refusal) -> None:
+    if not ticket.answer.done():
+        ticket.answer.set_result(answer)
+
+
+def not_dispatched(lease: Lease, record: bytes) -> Settlement:
+    """The settlement of a lease that was not used."""
+    return Settlement(lease=lease, ending=Ending.NOT_DISPATCHED, verdict=Verdict.NONE, state="zero", record=record)

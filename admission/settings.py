@@ -1,0 +1,44 @@
+"""What admission is told at start. Every time in seconds; a test can shrink each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of one capacity group."""
+
+    #: How many requests a provider may hold at once. Low by default: a gateway that is wrong here is refused, billed
+    #: twice or throttled, while one that is too careful only queues, and says so.
+    concurrency: int = 3
+    queue: int = 32
+    #: The breaker opens at this many attributable transient failures within the window.
+    failure_threshold: int = 5
+    failure_window_s: float = 30.0
+    first_cooldown_s: float = 10.0
+    longest_cooldown_s: float = 300.0
+
+
+class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    groups: Mapping[str, GroupSettings]
+    #: Changes when any limit does: processes agree on the newest first seen.
+    configuration_hash: str
+    #: How long a process is believed alive after its last heartbeat.
+    lease_s: float = 60.0
+    #: Taken off what the database says remains, for the way and the clocks.
+    margin_s: float = 5.0
+    #: A grant made by another process that is not confirmed within this returns to the queue.
+    unconfirmed_grant_s: float = 2.0
+    #: Waiters look at least this often, whatever was or was not notified.
+    rescan_s: float = 1.0
+    #: A statement that takes longer is given up, its connection closed and its outcome unknown.
+    statement_s: float = 5.0
+    #: How long an admission whose acknowledgement was lost is tried again before it is refused.
+    retry_s: float = 3.0
+    #: The zone whose days a charge belongs to.
+    zone: str = "UTC"
+    #: A provider's Retry-After counts up to this.
+    longest_retry_after_s: float = 3600.0
+    connections: int = 4

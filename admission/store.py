@@ -1,0 +1,287 @@
+"""
+Admission's statements. The one file of this package with a socket.
+
+asyncpg's pool costs more than the statement itself, so connections are dedicated and handed out here. A connection
+that hangs or breaks is closed, and what was in flight on it is unknown: the same exception whether or not it committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import date, datetime
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+
+from admission.combiner import Rejected
+from admission.lease import Demand, Settlement
+from admission.settings import AdmissionSettings
+
+CHANNEL: Final = "tollbridge_grants"
+
+#: Failures of the element, not of the store: SQLSTATE classes 22 (data), 23 (constraint), 42 (statement), P0 (raised).
+_DEFINITE: Final = ("22", "23", "42", "P0")
+
+
+class StoreUnavailable(Exception):
+    """The store did not answer, so what was asked of it may or may not have happened."""
+
+
+class TicketRow(msgspec.Struct, frozen=True):
+    """What the store says of a ticket. `ticket_id` is None in a "next" row."""
+
+    ticket_id: uuid.UUID | None
+    #: See sql/functions/20_acquire.sql.
+    answer: str
+    owner_id: uuid.UUID | None
+    generation: int | None
+    probe: bool | None
+    granted_at: datetime | None
+    day: date | None
+    remaining_ms: int | None
+    ahead: int | None
+    wait_reason: str | None
+    wait_ms: int | None
+
+
+class SettledRow(msgspec.Struct, frozen=True):
+    ticket_id: uuid.UUID
+    applied: bool
+    counters: str | None
+    group_id: str | None
+    #: Somebody waits for the group, in whatever process.
+    waiters: bool
+
+
+def _sql(name: str) -> str:
+    return importlib.resources.files("admission").joinpath("sql", f"{name}.sql").read_text()
+
+
+class Store:
+    """PostgreSQL. Every method raises `StoreUnavailable`, or `Rejected` where the store refused definitely."""
+
+    def __init__(self, url: str, settings: AdmissionSettings) -> None:
+        self._url = url
+        self._settings = settings
+        self._idle: asyncio.LifoQueue[asyncpg.Connection | None] = asyncio.LifoQueue()
+        self._open: set[asyncpg.Connection] = set()
+        for _ in range(settings.connections):
+            self._idle.put_nowait(None)
+        #: Its own, so that no burst of work delays it.
+        self._heartbeat: asyncpg.Connection | None = None
+        self._acquire = _sql("acquire")
+        self._settle = _sql("settle")
+
+    async def configure(self) -> bool:
+        """Makes the configured groups known. False where a newer configuration is in force."""
+        groups = self._settings.groups
+        items = list(groups.values())
+        async with self._connection() as connection:
+            return bool(
+                await connection.fetchval(
+                    _sql("configure"),
+                    self._settings.configuration_hash,
+                    list(groups),
+                    [group.concurrency for group in items],
+                    [group.queue for group in items],
+                    [group.failure_threshold for group in items],
+                    [_ms(group.failure_window_s) for group in items],
+                    [_ms(group.first_cooldown_s) for group in items],
+                    [_ms(group.longest_cooldown_s) for group in items],
+                )
+            )
+
+    async def acquire(self, group: str, owner: uuid.UUID, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:
+        """Enqueues and grants, in one transaction. With each demand, the seconds it has waited here already."""
+        caller = [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands]
+        async with self._connection() as connection:
+            rows = await connection.fetch(
+                self._acquire,
+                group,
+                owner,
+                _ms(self._settings.unconfirmed_grant_s),
+                self._settings.zone,
+                [d.ticket_id for d, _ in demands],
+                [int(d.klass) for d, _ in demands],
+                [d.model for d, _ in demands],
+                [d.key_id for d, _ in demands],
+                [d.debit_id for d, _ in demands],
+                [d.attempt for d, _ in demands],
+                [_ms(d.execution_limit_s) for d, _ in demands],
+                [_ms(d.isolation_s) for d, _ in demands],
+                [_ms(max(d.queue_timeout_s - waited, 0)) for d, waited in demands],
+                caller,
+                [d.waits_for_cooldown for d, _ in demands],
+                [d.intent.decode() for d, _ in demands],
+            )
+        return [TicketRow(*row) for row in rows]
+
+    async def rescan(self, owner: uuid.UUID, tickets: Sequence[uuid.UUID]) -> list[TicketRow]:
+        """Confirms what other processes granted and reads the positions of the rest."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("rescan"), owner, self._settings.zone, list(tickets))
+        return [TicketRow(*row) for row in rows]
+
+    async def settle(self, group: str | None, shard: int, settlements: Sequence[Settlement]) -> list[SettledRow]:
+        """Ends attempts. With a group, under its lock, so that the outcomes move its breaker."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(
+                self._settle,
+                group,
+                shard,
+                [s.lease.ticket_id for s in settlements],
+                [s.ending.value for s in settlements],
+                [s.verdict.value for s in settlements],
+                [s.lease.generation for s in settlements],
+                [self._floor_ms(s) for s in settlements],
+                [None if s.cancel_confirms_after_s is None else _ms(s.cancel_confirms_after_s) for s in settlements],
+                [s.state for s in settlements],
+                [s.record.decode() for s in settlements],
+            )
+        found = {row["ticket_id"]: SettledRow(*row) for row in rows}
+        return [found[s.lease.ticket_id] for s in settlements]
+
+    async def abandon(self, shard: int, tickets: Sequence[uuid.UUID], *, tombstone: bool) -> list[str]:
+        """Takes tickets back. Answers the groups in which a slot came free."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("abandon"), list(tickets), shard, tombstone)
+        return [row["group_id"] for row in rows]
+
+    async def renew(self, owner: uuid.UUID, *, first: bool) -> float | None:
+        """The heartbeat: the seconds the owner now lives, or None where it had lapsed."""
+        try:
+            async with asyncio.timeout(self._settings.statement_s):
+                if self._heartbeat is None or self._heartbeat.is_closed():
+                    self._heartbeat = await self._connect()
+                remaining = await self._heartbeat.fetchval(
+                    _sql("renew"), owner, _ms(self._settings.lease_s), first, socket.gethostname(), os.getpid()
+                )
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            self._drop(self._heartbeat)
+            self._heartbeat = None
+            raise StoreUnavailable from error
+        return None if remaining is None else remaining / 1000
+
+    async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
+        """Declares owners dead whose process is proven gone. Answers their groups."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("bury"), list(owners))
+        return [row["group_id"] for row in rows]
+
+    async def overdue(self) -> list[str]:
+        """The groups in which time alone has changed something."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("overdue"))
+        return [row["group_id"] for row in rows]
+
+    async def groups(self) -> list[dict[str, Any]]:
+        """Who occupies and who waits, for operators."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("groups"))
+        return [msgspec.json.decode(row["occupancy"]) for row in rows]
+
+    async def waits(self, key_id: uuid.UUID | None, debits: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Why these debits wait, where they do."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("waits"), key_id, list(debits))
+        return {
+            row["debit_id"]: {"group": row["group_id"], "reason": row["reason"], "position": row["ahead"] + 1}
+            for row in rows
+        }
+
+    async def attempts(self, key_id: uuid.UUID, debit_id: str) -> list[dict[str, Any]]:
+        """The attempts of a debit that were granted, in order: ticket_id, attempt, state."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("attempts"), key_id, debit_id)
+        return [dict(row) for row in rows]
+
+    async def notify(self, owners: Sequence[uuid.UUID]) -> None:
+        """A hint to other processes, after the commit it tells of. Losing it costs them a rescan's delay."""
+        async with self._connection() as connection:
+            await connection.execute("select pg_notify($1, o::text) from unnest($2::uuid[]) o", CHANNEL, list(owners))
+
+    @asynccontextmanager
+    async def listen(self, hear: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
+        """Calls `hear` with every owner that is notified. The event is set when the connection is lost."""
+        lost = asyncio.Event()
+        try:
+            async with asyncio.timeout(self._settings.statement_s):
+                connection = await self._connect()
+                connection.add_termination_listener(lambda _: lost.set())
+                await connection.add_listener(CHANNEL, lambda *event: hear(str(event[3])))
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreUnavailable from error
+        try:
+            yield lost
+        finally:
+            self._drop(connection)
+
+    async def close(self) -> None:
+        for connection in list(self._open):
+            try:
+                await connection.close(timeout=self._settings.statement_s)
+            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                self._drop(connection)
+        # What was cut needs one turn of the loop to close its socket.
+        await asyncio.sleep(0)
+
+    def _floor_ms(self, settlement: Settlement) -> int | None:
+        if settlement.retry_after_s is None:
+            return None
+        since = 0.0 if settlement.received_at is None else asyncio.get_running_loop().time() - settlement.received_at
+        return _ms(min(max(settlement.retry_after_s - since, 0.0), self._settings.longest_retry_after_s))
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+        connection = await self._idle.get()
+        try:
+            async with asyncio.timeout(self._settings.statement_s):
+                if connection is None or connection.is_closed():
+                    connection = await self._connect()
+                yield connection
+        except asyncpg.PostgresError as error:
+            if error.sqlstate.startswith(_DEFINITE):
+                raise Rejected(error.sqlstate) from error
+            self._drop(connection)
+            raise StoreUnavailable from error
+        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+            self._drop(connection)
+            raise StoreUnavailable from error
+        except asyncio.CancelledError:
+            self._drop(connection)
+            raise
+        finally:
+            self._idle.put_nowait(connection)
+
+    async def _connect(self) -> asyncpg.Connection:
+        milliseconds = str(_ms(self._settings.statement_s))
+        connection = await asyncpg.connect(
+            self._url,
+            server_settings={
+                "application_name": "tollbridge admission",
+                # A holder of a group lock that stops must not stop the group.
+                "lock_timeout": milliseconds,
+                "idle_in_transaction_session_timeout": milliseconds,
+                "jit": "off",
+            },
+        )
+        if connection.get_server_version().major >= 17:
+            await connection.execute(f"set transaction_timeout = {milliseconds}")
+        self._open.add(connection)
+        return connection
+
+    def _drop(self, connection: asyncpg.Connection | None) -> None:
+        if connection is not None:
+            self._open.discard(connection)
+            connection.terminate()
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,110 @@
+-- record_v1: writes what these attempts used and cost, and raises the counters, inside the settlement's transaction.
+-- Called by admission's guarded transition, once for each attempt it moved; `was` is the state before.
+--
+-- What is known of an attempt is its intent, written at grant, overlaid by the record of its end. An attempt whose
+-- process died has only the former. Counters are raised in sorted order: unsorted they deadlock.
+
+create or replace function control.record_v1(
+    p_shard smallint, p_ticket uuid[], p_was text[], p_state text[], p_record jsonb[]
+) returns table (ticket_id uuid, counters jsonb)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_lines control.ledger_line[];
+begin
+    select array_agg(row(
+               a.ticket_id, e.was, e.state, a.granted_at, a.day, a.key_id, a.debit_id, a.attempt, a.group_id,
+               a.intent || e.record)::control.ledger_line order by e.n)
+      into v_lines
+      from unnest(p_ticket, p_was, p_state, p_record) with ordinality as e (ticket_id, was, state, record, n)
+      join control.attempt a on a.ticket_id = e.ticket_id
+     where a.key_id is not null;
+    if v_lines is null then
+        return;
+    end if;
+
+    insert into control.invocation (
+        ticket_id, correction, granted_at, settled_at, day, key_id, debit_id, attempt, group_id, state,
+        request_id, transport, session_id, scope_id, run_id, step_id, skill, skill_version, tool, role, tags, class,
+        requested_model, route_id, provider, upstream_model, protocol, served_model, provider_request_id, is_fallback,
+        fallback_index, failed_provider, failure_reason, left_out, input_total, cache_read, cache_write_5m,
+        cache_write_1h, output_total, reasoning, usd, upper_bound_usd, cost_reason, price_version, status, ended,
+        error_class, error_code, http_status, created_at, queued_ms, first_byte_ms, total_ms)
+    select l.ticket_id,
+           case when l.was = 'open' then 0
+                else (select max(i.correction) + 1 from control.invocation i
+                       where i.granted_at = l.granted_at and i.ticket_id = l.ticket_id) end,
+           l.granted_at, clock_timestamp(), l.day, l.key_id, l.debit_id, l.attempt, l.group_id, l.state,
+           x.request_id, x.transport, x.session_id, x.scope_id, x.run_id, x.step_id, x.skill, x.skill_version, x.tool,
+           x.role, x.tags, x.class, x.requested_model, x.route_id, x.provider, x.upstream_model, x.protocol,
+           x.served_model, x.provider_request_id, x.is_fallback, x.fallback_index, x.failed_provider,
+           x.failure_reason, x.left_out, x.input_total, x.cache_read, x.cache_write_5m, x.cache_write_1h,
+           x.output_total, x.reasoning,
+           case l.state when 'charged' then x.usd when 'zero' then 0 end,
+           case when l.state = 'unknown' then x.upper_bound_usd end,
+           x.cost_reason, x.price_version, x.status, x.ended, x.error_class, x.error_code, x.http_status,
+           x.created_at, x.queued_ms, x.first_byte_ms, x.total_ms
+      from unnest(v_lines) l,
+           jsonb_to_record(l.facts) as x (
+               request_id text, transport text, session_id text, scope_id text, run_id text, step_id text, skill text,
+               skill_version text, tool text, role text, tags jsonb, class text, requested_model text, route_id text,
+               provider text, upstream_model text, protocol text, served_model text, provider_request_id text,
+               is_fallback boolean, fallback_index smallint, failed_provider text, failure_reason text, left_out jsonb,
+               input_total bigint, cache_read bigint, cache_write_5m bigint, cache_write_1h bigint,
+               output_total bigint, reasoning bigint, usd numeric, upper_bound_usd numeric, cost_reason text,
+               price_version text, status text, ended text, error_class text, error_code text, http_status smallint,
+               created_at timestamptz, queued_ms integer, first_byte_ms integer, total_ms integer);
+
+    insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
+                                      unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
+    select k.kind, k.name, p_shard,
+           sum(case when l.state = 'charged' then (l.facts ->> 'usd')::numeric else 0 end),
+           sum((l.was = 'open')::int),
+           sum((l.state = 'unknown')::int - (l.was = 'unknown')::int),
+           sum(case when l.state = 'unknown' then coalesce((l.facts ->> 'upper_bound_usd')::numeric, 0)
+                    when l.was = 'unknown' then -coalesce(b.upper_bound_usd, 0) else 0 end),
+           sum((l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
+               - (l.was = 'unknown' and b.upper_bound_usd is null)::int),
+           sum(case when l.state = 'charged' then coalesce((l.facts ->> 'input_total')::bigint, 0) else 0 end),
+           sum(case when l.state = 'charged' then coalesce((l.facts ->> 'output_total')::bigint, 0) else 0 end)
+      from unnest(v_lines) l
+      left join lateral (
+          select i.upper_bound_usd from control.invocation i
+           where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
+             and i.state = 'unknown' limit 1) b on true
+      cross join lateral control.counters_of_v1(l) k
+     group by k.kind, k.name
+     order by k.kind, k.name
+    on conflict (kind, name, shard) do update
+       set charged_usd = c.charged_usd + excluded.charged_usd, attempts = c.attempts + excluded.attempts,
+           unknown_attempts = c.unknown_attempts + excluded.unknown_attempts,
+           unknown_upper_bound_usd = c.unknown_upper_bound_usd + excluded.unknown_upper_bound_usd,
+           unbounded_attempts = c.unbounded_attempts + excluded.unbounded_attempts,
+           input_tokens = c.input_tokens + excluded.input_tokens,
+           output_tokens = c.output_tokens + excluded.output_tokens;
+
+    return query
+        with touched as (
+            select distinct k.kind, k.name from unnest(v_lines) l cross join lateral control.counters_of_v1(l) k
+             where k.kind <> 'key'
+        ), sums as materialized (
+            select t.kind, t.name, (select sum(c.charged_usd) from control.counter c
+                                     where c.kind = t.kind and c.name = t.name) as usd
+              from touched t
+        )
+        select l.ticket_id, jsonb_build_object(
+                   'day', l.day,
+                   'session_usd', (select s.usd::text from sums s
+                                    where s.kind = 'session' and s.name = l.key_id || '/' || (l.facts ->> 'session_id')),
+                   'day_usd', (select s.usd::text from sums s where s.kind = 'day' and s.name = l.day::text),
+                   'total_usd', (select s.usd::text from sums s where s.kind = 'total'))
+          from unnest(v_lines) l;
+end $$;
+
+-- The counters one line raises.
+create or replace function control.counters_of_v1(l control.ledger_line) returns table (kind text, name text)
+language sql immutable as $$
+    select * from (values ('total', ''), ('day', l.day::text), ('key', l.key_id::text),
+                          ('session', l.key_id || '/' || (l.facts ->> 'session_id'))) as k (kind, name)
+     where k.name is not null
+$$;
