@@ -36,7 +36,7 @@ class Jobs:
         return await self.submit_lines(body, idempotency_key=idempotency_key)
 
     async def submit_lines(self, lines: bytes, *, idempotency_key: str | None = None) -> Json:
-        """As `submit`, for a file of JSON lines as it is. A line that is not valid comes back as an error of its own."""
+        """As `submit`, for a file of JSON lines as it is. A line that is not valid comes back with its own error."""
         headers = {"content-type": "application/x-ndjson"}
         if idempotency_key is not None:
             headers["idempotency-key"] = idempotency_key
