@@ -73,7 +73,14 @@ class Audio(msgspec.Struct, frozen=True, kw_only=True, tag="audio"):
     format: str
 
 
-Part: TypeAlias = Text | Image | Document | Audio
+class Opaque(msgspec.Struct, frozen=True, kw_only=True, tag="opaque"):
+    """A part that only its own protocol knows, as it came. Every other protocol refuses it by its path."""
+
+    protocol: str
+    raw: msgspec.Raw
+
+
+Part: TypeAlias = Text | Image | Document | Audio | Opaque
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +140,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     protocol: str
     fields: dict[str, msgspec.Raw]
+    #: Paths of what the canonical form does not carry. Another protocol refuses them, unless the endpoint omits them.
+    unmapped: tuple[str, ...] = ()
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):

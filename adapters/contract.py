@@ -39,11 +39,17 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     #: Authorization included.
     headers: Mapping[str, str] = {}
     clocks: Clocks = Clocks()
-    #: Top-level request fields never sent to, and always sent to, this provider.
+    #: Top-level request fields never sent to, and always sent to, this provider. `omit` may also name what a message
+    #: holds and the protocol cannot say: "cache", "is_error", "reasoning". It is then dropped, not refused.
     omit: frozenset[str] = frozenset()
     force: Mapping[str, msgspec.Raw] = {}
     #: The provider ends its streams without a sentinel; a clean end of the body is then its terminal.
     no_sentinel: bool = False
+    #: The provider's only word for the output limit. None: the caller's own word is kept, and a request that has none
+    #: uses the protocol's current one. A limit sent under a name the provider does not know would be lost in silence.
+    max_tokens_field: str | None = None
+    #: The field of an assistant message in which this provider takes its reasoning back. None: it takes none.
+    reasoning_field: str | None = None
     max_response_bytes: int = 32 * 1024 * 1024
 
 
@@ -70,7 +76,8 @@ class StreamParser(Protocol):
         """
         The events completed by these bytes.
 
-        Raises `Rejected` on an error event of the protocol and `Broken` on what is not the protocol at all.
+        Raises `Rejected` on an error event of the protocol and `Broken` on what is not the protocol at all. Events
+        that came before the error are returned first; the next call, of `feed(b"")` too, then raises.
         """
         ...
 
@@ -81,6 +88,11 @@ class StreamParser(Protocol):
     @property
     def finished(self) -> bool:
         """Terminal proof was seen; bytes that follow can only add usage and cost."""
+        ...
+
+    @property
+    def payloads(self) -> int:
+        """How many pieces of payload were read, those that gave no event too; comments and keep-alives are none."""
         ...
 
 

@@ -1,0 +1,10 @@
+"""The wire protocols, each in a module of its own that knows no other. `PROTOCOLS` finds one by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adapters.contract import WireProtocol
+from adapters.protocols.chat_completions import ChatCompletions
+
+PROTOCOLS: Mapping[str, WireProtocol] = {protocol.name: protocol for protocol in (ChatCompletions(),)}

@@ -1,0 +1,199 @@
+"""
+What an error response means: one function over a table that each protocol brings.
+
+The status alone decides nothing: 429 is sent for "wait", for "never" and for "another account", and 400 for a bad key.
+So a rule may ask for status, machine codes and the wording together, and the first that fits wins.
+
+Messages. A provider's message may quote the prompt, the answer or a key: validation errors do so by design, and no
+pattern can tell a quoted prompt from prose. Redaction alone is therefore not enough, and nothing of a provider's
+sentence is passed on unless it is one we know: `SAFE_SENTENCES` lists them, with room only for numbers, identifiers of
+bounded length and nothing else. The rest of the message is ours, made of the class, the machine code and the path of
+the field at fault, each held to the alphabet of identifiers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Mapping, Sequence
+from email.utils import parsedate_to_datetime
+
+import msgspec
+
+from adapters.errors import ErrorClass, Rejected
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_FIELD_PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_.\[\]-]{0,63}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:/=+-]{1,128}")
+
+_NAME = r"[`'\"]?[\w./:@-]{1,100}[`'\"]?"
+
+#: Provider sentences that may be repeated, because what varies in them cannot be content.
+SAFE_SENTENCES: tuple[re.Pattern[str], ...] = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"maximum context length is \d+ tokens",
+        r"exceeded max context length by \d+ tokens",
+        r"Your input exceeds the context window of this model",
+        r"Unsupported parameter: '[\w.\[\]]{1,64}' is not supported with this model(?:\. Use '\w{1,64}' instead)?",
+        rf"[Tt]he model {_NAME} does not exist(?: or you do not have access to it)?",
+        rf"model {_NAME} not found",
+        r"on [a-z ]{6,14} per [a-z]{3,6} \([A-Z]{3,4}\): Limit \d+(?:, Used \d+)?, Requested \d+",
+        r"You exceeded your current quota, please check your plan and billing details",
+        r"Insufficient Balance",
+        r"Provider returned error",
+        r"The engine is dead",
+        r"DEGRADED function cannot be invoked",
+        r"upstream connect error or disconnect/reset before headers",
+        r"upstream request timeout",
+        r"The model is at capacity",
+        r"temporarily rate-limited upstream",
+        r"[Ii]nternal server error",
+        r"Service (?:temporarily )?unavailable",
+    )
+)
+
+#: Our own words, by class.
+_WORDS: dict[ErrorClass, str] = {
+    ErrorClass.FATAL: "the provider refused the request",
+    ErrorClass.OURS: "the provider does not serve us",
+    ErrorClass.TRANSIENT: "the provider failed",
+    ErrorClass.NETWORK: "the provider was not reached",
+}
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider said went wrong, dug out of whatever envelope it came in."""
+
+    #: The HTTP status, or the one the error carries in itself, where that is more telling (an error under 200).
+    status: int | None
+    #: Machine words, most telling first: code, type, metadata.
+    codes: tuple[str, ...] = ()
+    #: The provider's prose. Matched, never repeated whole.
+    message: str = ""
+    #: The field at fault.
+    param: str | None = None
+    headers: Mapping[str, str] = {}
+    #: Marks a protocol finds outside codes and prose, for its rules: "aggregator", "moderation", ...
+    marks: frozenset[str] = frozenset()
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """Fits when every condition that is given holds."""
+
+    error_class: ErrorClass
+    statuses: frozenset[int] | None = None
+    #: Any of these among the failure's codes; compared without case.
+    codes: frozenset[str] | None = None
+    message: re.Pattern[str] | None = None
+    marks: frozenset[str] | None = None
+    retry_after: bool | None = None
+    rate_limited: bool = False
+    credential_fault: bool = False
+
+    def fits(self, failure: Failure, codes: frozenset[str], *, retry_after: bool) -> bool:
+        return (
+            (self.statuses is None or failure.status in self.statuses)
+            and (self.codes is None or not self.codes.isdisjoint(codes))
+            and (self.marks is None or not self.marks.isdisjoint(failure.marks))
+            and (self.retry_after is None or self.retry_after == retry_after)
+            and (self.message is None or self.message.search(failure.message) is not None)
+        )
+
+
+def classify(table: Sequence[Rule], failure: Failure) -> Rejected:
+    """
+    The failure as the gateway understands it: the first rule that fits, then the provider's own word on retrying.
+
+    A table should end with rules on the status alone; a failure that none fits is transient.
+    """
+    codes = frozenset(code.lower() for code in failure.codes)
+    wait = retry_after_s(failure.headers)
+    verdict = next(
+        (rule for rule in table if rule.fits(failure, codes, retry_after=wait is not None)),
+        Rule(error_class=ErrorClass.TRANSIENT),
+    )
+    error_class, rate_limited = verdict.error_class, verdict.rate_limited
+    match failure.headers.get("x-should-retry"):
+        case "false" if error_class is ErrorClass.TRANSIENT:
+            # Waiting will not help here; another account or provider may.
+            error_class, rate_limited = ErrorClass.OURS, False
+        case "true" if error_class is ErrorClass.FATAL and verdict.codes is None and verdict.message is None:
+            error_class = ErrorClass.TRANSIENT
+        case _:
+            pass
+    code = _machine_code(failure)
+    return Rejected(
+        safe_message(error_class, code, failure),
+        code=code,
+        error_class=error_class,
+        status=failure.status,
+        retry_after_s=wait,
+        rate_limited=rate_limited,
+        credential_fault=verdict.credential_fault,
+        provider_request_id=request_id(failure.headers),
+    )
+
+
+def safe_message(error_class: ErrorClass, code: str, failure: Failure) -> str:
+    """A message without secret, prompt or answer: see the module's text for why it is built up and not cut down."""
+    about = [code]
+    if failure.param is not None and _FIELD_PATH.fullmatch(failure.param):
+        about.append(f"param {failure.param}")
+    message = f"{_WORDS[error_class]} ({', '.join(about)})"
+    said = next((found for pattern in SAFE_SENTENCES if (found := pattern.search(failure.message))), None)
+    return f"{message}: {said.group()}" if said else message
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """
+    Seconds to wait, from `retry-after-ms` and `retry-after` (seconds or an HTTP date), the larger where both are
+    given: a provider was seen to send 1 s beside 0 ms. None where neither says something above zero. Reset headers are
+    left alone: they come in five units and were seen to be nonsense.
+    """
+    waits = [_number(headers.get("retry-after-ms")) / 1000]
+    after = headers.get("retry-after")
+    waits.append(_number(after) or _until(after, headers.get("date")))
+    longest = max(waits)
+    return longest if longest > 0 else None
+
+
+def request_id(headers: Mapping[str, str]) -> str | None:
+    """The provider's name for this exchange, to quote in a complaint."""
+    for name in ("x-request-id", "request-id", "x-generation-id", "apim-request-id", "nvcf-reqid"):
+        value = headers.get(name)
+        if value is not None and _REQUEST_ID.fullmatch(value):
+            return value
+    return None
+
+
+def _machine_code(failure: Failure) -> str:
+    for code in failure.codes:
+        # "429" as a code says no more than the status does, and a sentence is not a code.
+        if not code.isdigit() and _IDENTIFIER.fullmatch(code):
+            return code
+    return f"http_{failure.status}" if failure.status is not None else "provider_error"
+
+
+def _number(text: str | None) -> float:
+    try:
+        value = float(text or 0)
+    except ValueError:
+        return 0
+    return value if math.isfinite(value) and value > 0 else 0
+
+
+def _until(text: str | None, now: str | None) -> float:
+    """Seconds from the provider's own clock, where it told that, to an HTTP date."""
+    if text is None:
+        return 0
+    try:
+        then = parsedate_to_datetime(text).timestamp()
+    except (ValueError, OverflowError):
+        return 0
+    try:
+        start = parsedate_to_datetime(now).timestamp() if now else time.time()
+    except (ValueError, OverflowError):
+        start = time.time()
+    return max(then - start, 0)

@@ -1,0 +1,400 @@
+"""
+The one place with a socket to a provider: sends what a protocol rendered, feeds its parser what comes back.
+
+It keeps three facts straight that a plain HTTP client does not. Whether a request can have reached the provider: only
+where no byte of it was written is a failure `NotSent`; every other one is uncertain. Whether an answer ended: by the
+protocol's proof, on a body that ended by its framing, and never because a connection closed. And whose time passes:
+the clocks run while the provider is awaited, never while a slow caller reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextvars import ContextVar
+from importlib.metadata import version
+from types import TracebackType
+from typing import NoReturn, Self
+
+import aiohttp
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
+from typing_extensions import override
+
+from adapters.chat import ChatResponse, Event, Finished, UsageReport
+from adapters.contract import Batch, Endpoint, StreamParser, UpstreamCall, WireProtocol
+from adapters.errors import Broken, NotSent, ProviderError
+from adapters.protocols import PROTOCOLS
+
+#: After the terminal of a stream: how long and how far to read on for a late cost and the end of the body, which lets
+#: the connection be used again.
+_TRAIL_S = 0.25
+_TRAIL_BYTES = 64 * 1024
+#: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
+_KEEP_ALIVE_S = 15.0
+_READ_BUFFER_BYTES = 64 * 1024
+
+
+class _Dispatch:
+    """One request on its way. Before `connected`, no byte of it can have been written."""
+
+    __slots__ = ("connected",)
+
+    def __init__(self) -> None:
+        self.connected = False
+
+
+_current: ContextVar[_Dispatch] = ContextVar("tollbridge_dispatch")
+
+
+class _Connector(aiohttp.TCPConnector):
+    """
+    Tells the dispatch when it has a connection: aiohttp writes the head of a request only after `connect` returns,
+    and only then could any of it have left.
+    """
+
+    @override
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        dispatch = _current.get(None)
+        if dispatch is not None:
+            dispatch.connected = True
+        return connection
+
+
+class Upstream:
+    """
+    The adapter for every protocol in `protocols`, over one pool of connections. An async context manager.
+
+    A POST is never sent twice by the library: aiohttp repeats a request on a stale kept-alive connection for idempotent
+    methods only. Such a connection's end is therefore seen here, and is uncertain: what the socket took before the
+    close may have been read.
+    """
+
+    def __init__(self, protocols: Mapping[str, WireProtocol] = PROTOCOLS) -> None:
+        self._protocols = protocols
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            # Admission counts calls; the pool must not do it again.
+            connector=_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"user-agent": f"tollbridge/{version('tollbridge')}"},
+            # Every clock is ours, but the one for connecting, which only aiohttp can tell apart from the rest.
+            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None),
+            read_bufsize=_READ_BUFFER_BYTES,
+            trust_env=False,
+            raise_for_status=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def complete(self, call: UpstreamCall) -> ChatResponse:
+        """A whole answer. Runs only the clock for connecting and the deadline."""
+        protocol = self._protocols[call.endpoint.protocol]
+        request = protocol.render_request(call, stream=False)
+        clock = _Clock(call.deadline)
+        response = await self._send(
+            call.endpoint, "POST", request.path, request.headers, request.body, clock, encoding="gzip, deflate"
+        )
+        try:
+            body = await _Body(response, call.endpoint, clock).whole()
+            return protocol.parse_response(response.status, response.headers, body)
+        finally:
+            response.close()
+
+    @contextlib.asynccontextmanager
+    async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
+        """Dispatches on entry; an answer's head was received and is no error when it yields."""
+        protocol = self._protocols[call.endpoint.protocol]
+        request = protocol.render_request(call, stream=True)
+        clocks = call.endpoint.clocks
+        clock = _Clock(call.deadline, clocks.first_byte_s, "first_byte_timeout")
+        response = await self._send(
+            # Compression would only hold events back.
+            call.endpoint,
+            "POST",
+            request.path,
+            request.headers,
+            request.body,
+            clock,
+            encoding="identity",
+        )
+        try:
+            body = _Body(response, call.endpoint, clock)
+            if not 200 <= response.status < 300:
+                raise protocol.parse_error(response.status, response.headers, await body.whole())
+            parser = protocol.new_parser(call.endpoint, response.headers)
+            yield _Batches(parser, body, clock, clocks.gap_s)
+        finally:
+            response.close()
+
+    async def health_check(self, endpoint: Endpoint) -> None:
+        """GET of the model list. A provider that answers that it has none is up."""
+        clocks = endpoint.clocks
+        clock = _Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
+        accept = {"accept": "application/json"}
+        response = await self._send(endpoint, "GET", "/models", accept, None, clock, encoding="gzip, deflate")
+        try:
+            body = await _Body(response, endpoint, clock).whole()
+        finally:
+            response.close()
+        if response.status not in {404, 405} and not 200 <= response.status < 300:
+            raise self._protocols[endpoint.protocol].parse_error(response.status, response.headers, body)
+
+    async def _send(
+        self,
+        endpoint: Endpoint,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        clock: _Clock,
+        *,
+        encoding: str,
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:
+            raise RuntimeError("an Upstream is used inside its own `async with`")
+        dispatch = _Dispatch()
+        token = _current.set(dispatch)
+        try:
+            async with clock.running():
+                return await self._session.request(
+                    method,
+                    endpoint.base_url.rstrip("/") + path,
+                    data=body,
+                    headers={"accept-encoding": encoding, **headers, **endpoint.headers},
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None, connect=endpoint.clocks.connect_s),
+                )
+        except _ClockRanOut as out:
+            if not dispatch.connected:
+                code = "deadline" if out.code == "deadline" else "connect_timeout"
+                raise NotSent("no connection in time", code=code) from out
+            raise Broken(_RAN_OUT[out.code], code=out.code) from out
+        except (aiohttp.ClientError, OSError) as error:
+            if not dispatch.connected:
+                raise NotSent("no connection to the provider", code=_connect_code(error)) from error
+            _broken(error)
+        finally:
+            _current.reset(token)
+
+
+class _ClockRanOut(Exception):
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+_RAN_OUT = {
+    "deadline": "the deadline passed before the answer was complete",
+    "first_byte_timeout": "no content came in time",
+    "gap_timeout": "the answer paused for too long",
+}
+
+
+class _Clock:
+    """
+    The deadline, and one budget of seconds that is spent only inside `running`: what happens between two of them is
+    the caller's own time.
+    """
+
+    __slots__ = ("_code", "_deadline", "_left", "_loop")
+
+    def __init__(self, deadline: float, budget_s: float | None = None, code: str = "deadline") -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline = deadline
+        self._left = budget_s
+        self._code = code
+
+    def restart(self, budget_s: float, code: str) -> None:
+        self._left = budget_s
+        self._code = code
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Raises `_ClockRanOut` with the code of the clock that did, also before anything was awaited."""
+        start = self._loop.time()
+        until, code = self._deadline, "deadline"
+        if self._left is not None and start + self._left < until:
+            until, code = start + self._left, self._code
+        if start >= until:
+            raise _ClockRanOut(code)
+        try:
+            async with asyncio.timeout_at(until):
+                yield
+        except TimeoutError as error:
+            if self._loop.time() >= until:
+                raise _ClockRanOut(code) from error
+            raise
+        finally:
+            if self._left is not None:
+                self._left -= self._loop.time() - start
+
+
+class _Body:
+    """The decoded body of one response, bounded, with its end told apart from a closed connection."""
+
+    __slots__ = ("_clock", "_content", "_left", "_response")
+
+    def __init__(self, response: aiohttp.ClientResponse, endpoint: Endpoint, clock: _Clock) -> None:
+        self._response = response
+        self._content = response.content
+        self._clock = clock
+        self._left = endpoint.max_response_bytes
+
+    @property
+    def framed(self) -> bool:
+        """Its end can be told from a connection that closed early."""
+        headers = self._response.headers
+        return "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+
+    @property
+    def ended(self) -> bool:
+        return self._content.at_eof()
+
+    def close(self) -> None:
+        self._response.close()
+
+    async def read(self) -> bytes:
+        """What has arrived, or what arrives next; empty at the end. Raises `Broken`."""
+        content = self._content
+        if content.exception() is not None:
+            # What came before the connection broke is still there, and may hold the terminal.
+            data = content._read_nowait(-1)  # noqa: SLF001 - every public reader raises first and drops it
+            if data:
+                return self._counted(data)
+        try:
+            data = content.read_nowait()
+            if not data and not content.at_eof():
+                async with self._clock.running():
+                    data = await content.readany()
+        except _ClockRanOut as out:
+            raise Broken(_RAN_OUT[out.code], code=out.code) from out
+        except (aiohttp.ClientError, OSError) as error:
+            _broken(error)
+        return self._counted(data)
+
+    async def whole(self) -> bytes:
+        pieces = []
+        while data := await self.read():
+            pieces.append(data)
+        return b"".join(pieces)
+
+    def _counted(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        if self._left < 0:
+            raise Broken("the answer is too large", code="response_too_large")
+        return data
+
+
+class _Batches:
+    """The events of one stream, in the batches they came in. `Finished` is the last one, or an error is raised."""
+
+    __slots__ = ("_body", "_clock", "_ended", "_finished", "_gap_s", "_over", "_parser", "_payloads", "_started")
+
+    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float) -> None:
+        self._parser = parser
+        self._body = body
+        self._clock = clock
+        self._gap_s = gap_s
+        self._finished: Finished | None = None
+        #: Content was seen: the gap clock has taken over.
+        self._started = False
+        self._payloads = 0
+        self._ended = False
+        self._over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            return await self._next()
+        except BaseException:
+            self._over = True
+            self._body.close()
+            raise
+
+    async def _next(self) -> Batch:
+        if self._finished is not None:
+            return await self._last([], self._finished)
+        data = b""
+        while True:
+            # The first time with nothing: an error that was waiting behind the last batch comes out.
+            batch = self._parser.close() if self._ended else self._parser.feed(data)
+            if batch:
+                return await self._given(batch)
+            self._run_clock(batch)
+            data = await self._body.read()
+            if not data:
+                if not self._body.framed:
+                    raise Broken("the connection closed before the answer was complete", code="connection_lost")
+                self._ended = True
+
+    async def _given(self, batch: Batch) -> Batch:
+        last = batch[-1]
+        if not isinstance(last, Finished):
+            self._run_clock(batch)
+            return batch
+        if self._body.ended:
+            self._over = True
+            return batch
+        if len(batch) == 1:
+            return await self._last([], last)
+        # Content is not held back for what may follow the terminal.
+        self._finished = last
+        return batch[:-1]
+
+    def _run_clock(self, batch: Batch) -> None:
+        if not self._started:
+            self._started = any(not isinstance(event, UsageReport) for event in batch)
+        if self._started and self._parser.payloads != self._payloads:
+            self._payloads = self._parser.payloads
+            self._clock.restart(self._gap_s, "gap_timeout")
+
+    async def _last(self, events: list[Event], finished: Finished) -> Batch:
+        """Reads on to the end of the body, within bounds; nothing that goes wrong there undoes the proof."""
+        self._clock.restart(_TRAIL_S, "gap_timeout")
+        left = _TRAIL_BYTES
+        with contextlib.suppress(ProviderError):
+            while left > 0 and (data := await self._body.read()):
+                left -= len(data)
+                events.extend(self._parser.feed(data))
+        self._over = True
+        if not self._body.ended:
+            self._body.close()
+        return [*events, finished]
+
+
+def _broken(error: BaseException) -> NoReturn:
+    if isinstance(error, aiohttp.ClientResponseError):
+        raise Broken("the answer is not HTTP", code="malformed") from error
+    raise Broken("the connection broke before the answer was complete", code="connection_lost") from error
+
+
+def _connect_code(error: BaseException) -> str:
+    match error:
+        case aiohttp.ClientConnectorDNSError():
+            return "dns"
+        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
+            return "tls"
+        case aiohttp.ConnectionTimeoutError():
+            return "connect_timeout"
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return "invalid_url"
+        case aiohttp.ClientConnectorError() if isinstance(error.os_error, ConnectionRefusedError):
+            return "connect_refused"
+        case _:
+            return "connect_failed"

@@ -1,0 +1,51 @@
+"""
+OpenAI's Chat Completions, and everyone who speaks it.
+
+    schema     the wire format, as far as something is read from it
+    requests   requests, both ways
+    answers    whole answers, both ways; usage and cost
+    stream     chunks to events, with proof of the end
+    failures   the error table and its envelopes
+
+Differences between vendors are handled by tolerance in reading, and in writing by the quirks an `Endpoint` carries: no
+vendor has a name here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adapters.chat import ChatRequest, ChatResponse
+from adapters.contract import Endpoint, HttpRequest, StreamParser, UpstreamCall
+from adapters.errors import ProviderError
+from adapters.protocols.chat_completions import answers, failures, requests
+from adapters.protocols.chat_completions.requests import Envelope, envelope
+from adapters.protocols.chat_completions.stream import ChatStream
+
+__all__ = ["ChatCompletions", "Envelope", "envelope"]
+
+
+class ChatCompletions:
+    """The protocol; a `WireProtocol`. It holds nothing and does no I/O."""
+
+    name = answers.NAME
+
+    def parse_request(self, body: bytes) -> ChatRequest:
+        return requests.parse_request(body)
+
+    def render_response(self, response: ChatResponse) -> bytes:
+        return answers.render_answer(response)
+
+    def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
+        return requests.render_request(call, stream=stream)
+
+    def parse_response(self, status: int, headers: Mapping[str, str], body: bytes) -> ChatResponse:
+        if not 200 <= status < 300:
+            raise self.parse_error(status, headers, body)
+        return answers.parse_answer(headers, body)
+
+    def parse_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        return failures.from_response(status, headers, body)
+
+    def new_parser(self, endpoint: Endpoint, headers: Mapping[str, str]) -> StreamParser:
+        return ChatStream(endpoint, headers)

@@ -1,0 +1,199 @@
+"""
+The error table of Chat Completions, and the envelopes its many speakers put an error in.
+
+Sources: OpenAI's error guide and client, and the documented or recorded errors of Groq, OpenRouter, Cerebras, DeepSeek,
+Mistral, xAI, Z.ai, NVIDIA, Azure, vLLM, Ollama and OpenCode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from adapters.classify import Failure, Rule, classify
+from adapters.errors import ErrorClass, Rejected
+
+_NO_CREDIT = frozenset(
+    {
+        "insufficient_quota",
+        "billing_hard_limit_reached",
+        "billing_not_active",
+        "account_deactivated",
+        "insufficient_balance",
+        "insufficient_credits",
+        "creditserror",
+        "1113",  # Z.ai: no balance
+    }
+)
+_NO_MODEL = frozenset(
+    {
+        "model_not_found",
+        "model_not_available",
+        "model_decommissioned",
+        "invalid_model",
+        "deploymentnotfound",
+        "model_permission_blocked_org",
+        "model_permission_blocked_project",
+    }
+)
+_OVERLOADED = frozenset({"1305", "engine_overloaded", "capacity_exceeded", "overloaded_error", "server_is_overloaded"})
+
+_FATAL, _OURS, _TRANSIENT = ErrorClass.FATAL, ErrorClass.OURS, ErrorClass.TRANSIENT
+
+TABLE: tuple[Rule, ...] = (
+    Rule(codes=_NO_CREDIT, error_class=_OURS, credential_fault=True),
+    Rule(
+        # More tokens in one request than the account may use in a minute: waiting never helps.
+        statuses=frozenset({413, 429}),
+        message=re.compile(r"^Request too large"),
+        error_class=_OURS,
+    ),
+    Rule(codes=_OVERLOADED, error_class=_TRANSIENT),
+    Rule(codes=_NO_MODEL, statuses=frozenset({400, 403, 404, 410}), error_class=_OURS),
+    Rule(codes=frozenset({"tool_use_failed"}), error_class=_TRANSIENT),  # the model's fault
+    Rule(statuses=frozenset({400}), message=re.compile(r"DEGRADED function"), error_class=_TRANSIENT),
+    Rule(
+        statuses=frozenset({400}),
+        message=re.compile(r"^(?:Incorrect API key|API key not valid)", re.IGNORECASE),
+        error_class=_OURS,
+        credential_fault=True,
+    ),
+    Rule(statuses=frozenset({401}), error_class=_OURS, credential_fault=True),
+    # OpenRouter: 402 with a wait is a budget in flight, without one the credit is gone.
+    Rule(statuses=frozenset({402}), retry_after=True, error_class=_TRANSIENT, rate_limited=True),
+    Rule(statuses=frozenset({402}), error_class=_OURS, credential_fault=True),
+    Rule(statuses=frozenset({403}), marks=frozenset({"moderation"}), error_class=_FATAL),
+    # Refused to an aggregator by a provider behind it, or by something before the API: not our credential.
+    Rule(statuses=frozenset({403}), marks=frozenset({"aggregator", "not_json"}), error_class=_OURS),
+    Rule(statuses=frozenset({403}), error_class=_OURS, credential_fault=True),
+    Rule(statuses=frozenset({404}), marks=frozenset({"not_json"}), error_class=_OURS),
+    Rule(
+        statuses=frozenset({404}),
+        message=re.compile(r"model\b.*\b(?:not found|does not exist)|not found for account", re.IGNORECASE | re.DOTALL),
+        error_class=_OURS,
+    ),
+    Rule(statuses=frozenset({429}), error_class=_TRANSIENT, rate_limited=True),
+    Rule(statuses=frozenset({408, 425, 498, 499}), error_class=_TRANSIENT),
+    Rule(statuses=frozenset(range(300, 400)), error_class=_OURS),
+    Rule(statuses=frozenset(range(400, 500)), error_class=_FATAL),
+    Rule(error_class=_TRANSIENT),
+)
+
+#: Machine words of errors that carry no status of their own (in a stream, or under 200).
+_STATUS_OF: dict[str, int] = {
+    "rate_limit_exceeded": 429,
+    "rate_limit_error": 429,
+    "too_many_requests": 429,
+    "insufficient_quota": 429,
+    "tool_use_failed": 400,
+    "invalid_request_error": 400,
+    "badrequesterror": 400,
+    "context_length_exceeded": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "notfounderror": 404,
+    "model_not_found": 404,
+}
+
+
+def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejected:
+    """An HTTP error, whatever its body."""
+    try:
+        content: Any = msgspec.json.decode(body) if body.strip() else None
+    except (msgspec.DecodeError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        text = "" if b"<" in body[:64] else body[:512].decode(errors="replace")
+        marks = frozenset({"not_json"}) if content is None else frozenset[str]()
+        return classify(TABLE, Failure(status=status, message=text, headers=headers, marks=marks))
+    return classify(TABLE, _failure(content, status=status, headers=headers))
+
+
+def from_error(error: object, *, headers: Mapping[str, str]) -> Rejected:
+    """An `error` that came where an answer should: in a chunk of a stream, or in a body under 200."""
+    failure = _failure({"error": error}, status=None, headers=headers)
+    status = failure.status or next(
+        (_STATUS_OF[c] for code in failure.codes if (c := code.lower()) in _STATUS_OF), None
+    )
+    return classify(TABLE, msgspec.structs.replace(failure, status=status))
+
+
+def from_finish_reason(reason: str, *, headers: Mapping[str, str]) -> Rejected:
+    """A choice that ended with an error for its finish reason, though HTTP and stream say that all is well."""
+    return classify(TABLE, Failure(status=None, codes=(reason,), headers=headers))
+
+
+def is_failed_finish(reason: str | None) -> bool:
+    """`error` (OpenRouter), `network_error` (Z.ai, also behind a `stop`), DeepSeek's and vLLM's words for giving up."""
+    if reason is None:
+        return False
+    reason = reason.lower()
+    return "error" in reason or reason in {"insufficient_system_resource", "abort"}
+
+
+def _failure(content: Mapping[str, Any], *, status: int | None, headers: Mapping[str, str]) -> Failure:
+    error = content.get("error")
+    if isinstance(error, dict):
+        inner = error
+    elif isinstance(error, str):
+        inner = {**content, "message": error}  # xAI, Ollama
+    else:
+        inner = dict(content)  # Cerebras and Mistral unwrapped, problem+json, FastAPI
+
+    metadata = inner.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    code = inner.get("code")
+    for own in (inner.get("status_code"), code, inner.get("status")):
+        # The provider's number inside the body tells more than a 200 around it, never more than an error status.
+        if status is None and isinstance(own, int) and 300 <= own < 600:
+            status = own
+    message, param = _prose(inner)
+    return Failure(
+        status=status,
+        codes=tuple(
+            str(word)
+            for word in (code, inner.get("type"), metadata.get("error_type"))
+            if isinstance(word, str | int) and not isinstance(word, bool) and str(word)
+        ),
+        message=message,
+        param=param,
+        headers=headers,
+        marks=_marks(metadata),
+    )
+
+
+def _marks(metadata: Mapping[str, Any]) -> frozenset[str]:
+    marks = set()
+    if "reasons" in metadata or "flagged_input" in metadata:
+        marks.add("moderation")
+    if metadata.get("provider_name"):
+        marks.add("aggregator")
+    return frozenset(marks)
+
+
+def _prose(inner: Mapping[str, Any]) -> tuple[str, str | None]:
+    detail = inner.get("detail")
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        # FastAPI: [{loc: ["body", "messages", 0, ...], msg, input}]; the input is the caller's own text.
+        location = detail[0].get("loc")
+        return "", _path(location) if isinstance(location, list) else None
+    param = inner.get("param")
+    message = next((text for text in (inner.get("message"), detail) if isinstance(text, str)), "")
+    return message[:2048], param if isinstance(param, str) else None
+
+
+def _path(location: list[Any]) -> str:
+    path = ""
+    for step in location[1:] if location[:1] == ["body"] else location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif isinstance(step, str) and step.isidentifier():
+            path += f".{step}" if path else step
+        else:
+            break
+    return path

@@ -1,0 +1,541 @@
+"""
+Requests of Chat Completions, from a caller and to a provider.
+
+A request keeps its own top-level fields byte for byte, and goes on with them to a provider of the same protocol, so
+that a field we never heard of arrives. The canonical form is filled beside it, for routing and for other protocols.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar, cast
+
+import msgspec
+
+from adapters.chat import (
+    Audio,
+    ChatRequest,
+    Document,
+    Image,
+    Message,
+    NativeRequest,
+    Opaque,
+    Part,
+    Reasoning,
+    ResponseFormat,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.protocols.chat_completions import schema
+from adapters.protocols.chat_completions.answers import NAME, is_absent
+
+#: Deeper than any JSON schema in use; shallow enough for every parser on the way.
+MAX_DEPTH = 96
+
+_PATH = "/chat/completions"
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,", re.ASCII)
+_EXPECTED_AT = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`$")
+_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+
+#: Top-level fields that are ours to write.
+_ENVELOPE = frozenset({"model", "stream", "stream_options"})
+#: Top-level fields that the canonical form carries.
+_MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any = msgspec.json.Decoder()
+_encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says of how it wants to be served, not of the chat."""
+
+    model: str | None = None
+    stream: bool = False
+    include_usage: bool = False
+
+
+def envelope(request: ChatRequest) -> Envelope:
+    """Of a request that `parse_request` gave."""
+    fields = request.native.fields if request.native is not None else {}
+    options = fields.get("stream_options")
+    streamed = msgspec.json.decode(options, type=schema.StreamOptions | None) if options is not None else None
+    return Envelope(
+        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
+        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
+        include_usage=streamed is not None and streamed.include_usage is True,
+    )
+
+
+# ------------------------------------------------------------------- reading
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Raises `MalformedRequest`, which names the field and repeats none of its content."""
+    content = _decoded(body)
+    if not isinstance(content, dict):
+        raise MalformedRequest("", "a JSON object is needed")
+    fields = _fields.decode(body)
+    _refuse_duplicates(body, fields)
+    wire = _typed(body, schema.RequestIn, "")
+    unmapped = [name for name in fields if name not in _MAPPED]
+    tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
+    tools += [_function(function) for function in wire.functions or ()]
+    limit = wire.max_completion_tokens if wire.max_completion_tokens is not None else wire.max_tokens
+    return ChatRequest(
+        messages=tuple(_message(message, f"messages[{i}]", unmapped) for i, message in enumerate(wire.messages)),
+        tools=tuple(tool for tool in tools if tool is not None),
+        tool_choice=_tool_choice(wire, unmapped),
+        parallel_tool_calls=wire.parallel_tool_calls,
+        response_format=_response_format(wire.response_format, unmapped),
+        max_output_tokens=limit,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        stop=(wire.stop,) if isinstance(wire.stop, str) else wire.stop or (),
+        seed=wire.seed,
+        n=wire.n,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        logprobs=wire.logprobs,
+        top_logprobs=wire.top_logprobs,
+        logit_bias=wire.logit_bias,
+        reasoning_effort=wire.reasoning_effort,
+        end_user=wire.user,
+        native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
+    )
+
+
+def _decoded(body: bytes) -> Any:
+    """The whole body, so that a fault in a field we do not read is found too: it would be passed on unseen."""
+    _refuse_depth(body)
+    try:
+        content = _any.decode(body)
+    except msgspec.ValidationError as error:
+        raise MalformedRequest("", "a number is out of range") from error
+    except msgspec.DecodeError as error:
+        raise MalformedRequest("", "the body is not valid JSON in UTF-8") from error
+    except RecursionError as error:
+        raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep") from error
+    if b"\\u0000" in body:
+        _refuse_nul(content)
+    return content
+
+
+def _refuse_depth(body: bytes) -> None:
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
+    brackets = _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS)
+    for _ in range(MAX_DEPTH):
+        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+    if brackets:
+        raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep, or its brackets do not match")
+
+
+def _refuse_nul(content: Any) -> None:
+    """PostgreSQL stores no NUL, and no model reads one."""
+    left: list[tuple[str, Any]] = [("", content)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, str):
+            if "\0" in value:
+                raise MalformedRequest(path, "a NUL character is not allowed")
+        elif isinstance(value, list):
+            left.extend((f"{path}[{i}]", inner) for i, inner in enumerate(value))
+        elif isinstance(value, dict):
+            if any("\0" in key for key in value):
+                raise MalformedRequest(path, "a NUL character is not allowed")
+            left.extend((f"{path}.{key}" if path else key, inner) for key, inner in value.items())
+
+
+def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+    """
+    A top-level field given twice is refused: which one counts would depend on who reads it. The fields' own bytes add
+    up to the body's length in both usual ways of writing JSON; only another body is read again, by a parser that
+    shows every pair.
+    """
+    count = len(fields)
+    inner = sum(len(bytes(raw)) for raw in fields.values()) + sum(len(_encode(name)) for name in fields)
+    compact = inner + 2 * count + 1
+    if len(body) in {compact, compact + 2 * count - 1}:
+        return
+    pairs: list[tuple[str, Any]] = []
+
+    def keep(found: list[tuple[str, Any]]) -> None:
+        pairs[:] = found
+
+    json.loads(body, object_pairs_hook=keep)
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise MalformedRequest(name[:64], "is given twice")
+        seen.add(name)
+
+
+def _typed(body: bytes | msgspec.Raw, kind: type[T], path: str) -> T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse(error, path)
+
+
+def _refuse(error: msgspec.ValidationError, path: str) -> NoReturn:
+    found = _EXPECTED_AT.match(str(error))
+    reason, inner = found.groups() if found else (str(error), "")
+    if reason.startswith("Invalid"):
+        reason = "is not one of the allowed values"  # the original repeats the value
+    elif missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
+        inner = f"{inner}.{missing.group(1)}" if inner else missing.group(1)
+        reason = "is required"
+    joined = inner if not path else f"{path}{inner}" if inner.startswith("[") else f"{path}.{inner}".rstrip(".")
+    raise MalformedRequest(joined, reason) from error
+
+
+def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
+    thought = wire.reasoning_content or wire.reasoning
+    calls = []
+    for i, call in enumerate(wire.tool_calls or ()):
+        if call.function is None:
+            unmapped.append(f"{path}.tool_calls[{i}]")
+        else:
+            calls.append(ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments))
+    call_id = wire.tool_call_id
+    if wire.function_call is not None:
+        # The older form has one call and no ids: its name pairs it with its result.
+        calls.append(
+            ToolCall(id=wire.function_call.name, name=wire.function_call.name, arguments=wire.function_call.arguments)
+        )
+    if wire.role == "function":
+        call_id = call_id or wire.name
+    elif wire.role == "tool" and not call_id:
+        raise MalformedRequest(f"{path}.tool_call_id", "is required")
+    if isinstance(wire.content, str):
+        content: tuple[Part, ...] = (Text(text=wire.content),) if wire.content else ()
+        refusal = wire.refusal
+    else:
+        parts, refused = _parts(wire.content or (), path)
+        content, refusal = tuple(parts), wire.refusal or refused or None
+    return Message(
+        role=Role.TOOL if wire.role == "function" else Role(wire.role),
+        content=content,
+        name=wire.name,
+        tool_calls=tuple(calls),
+        tool_call_id=call_id,
+        refusal=refusal,
+        reasoning=(Reasoning(text=thought),) if thought else (),
+    )
+
+
+def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
+    parts: list[Part] = []
+    refusals: list[str] = []
+    for i, raw in enumerate(raws):
+        at = f"{path}.content[{i}]"
+        wire = _typed(raw, schema.PartIn, at)
+        cache = (wire.cache_control.ttl or "5m") if wire.cache_control else None
+        match wire:
+            case schema.PartIn(type="text", text=str() as text):
+                parts.append(Text(text=text, cache=cache))
+            case schema.PartIn(type="refusal", refusal=str() as refusal):
+                refusals.append(refusal)
+            case schema.PartIn(type="image_url", image_url=schema.ImageUrl() as image):
+                parts.append(_image(image, cache, f"{at}.image_url.url"))
+            case schema.PartIn(type="input_audio", input_audio=schema.InputAudio() as audio):
+                data = _base64(audio.data, f"{at}.input_audio.data")
+                parts.append(Audio(data=data, format=audio.format))
+            case schema.PartIn(type="file", file=schema.File() as file):
+                parts.append(_file(file, cache, f"{at}.file"))
+            case schema.PartIn(type="text" | "refusal" | "image_url" | "input_audio" | "file"):
+                raise MalformedRequest(f"{at}.{wire.type}", "is required")
+            case _:
+                parts.append(Opaque(protocol=NAME, raw=raw))
+    return parts, "".join(refusals)
+
+
+def _image(wire: schema.ImageUrl, cache: str | None, path: str) -> Image:
+    if not wire.url.startswith("data:"):
+        return Image(url=wire.url, detail=wire.detail, cache=cache)
+    media_type, data = _data_url(wire.url, path)
+    return Image(data=data, media_type=media_type, detail=wire.detail, cache=cache)
+
+
+def _file(wire: schema.File, cache: str | None, path: str) -> Document:
+    if wire.file_id is not None:
+        return Document(file_id=wire.file_id, filename=wire.filename, cache=cache)
+    if wire.file_data is None:
+        raise MalformedRequest(path, "needs file_id or file_data")
+    if wire.file_data.startswith("data:"):
+        media_type, data = _data_url(wire.file_data, f"{path}.file_data")
+    else:
+        media_type, data = None, _base64(wire.file_data, f"{path}.file_data")
+    return Document(data=data, media_type=media_type, filename=wire.filename, cache=cache)
+
+
+def _data_url(url: str, path: str) -> tuple[str | None, bytes]:
+    head = _DATA_URL.match(url[:256])
+    if head is None:
+        raise MalformedRequest(path, "is not a base64 data URL")
+    return head.group(1), _base64(url[head.end() :], path)
+
+
+def _base64(text: str, path: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedRequest(path, "is not valid base64") from error
+
+
+def _tool(wire: schema.ToolIn, path: str, unmapped: list[str]) -> Tool | None:
+    if wire.function is not None:
+        return _function(wire.function)
+    if wire.type == "function":
+        raise MalformedRequest(f"{path}.function", "is required")
+    unmapped.append(path)
+    return None
+
+
+def _function(wire: schema.FunctionIn) -> Tool:
+    return Tool(name=wire.name, description=wire.description, parameters=_given(wire.parameters), strict=wire.strict)
+
+
+def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
+    return None if is_absent(raw) else raw
+
+
+def _tool_choice(wire: schema.RequestIn, unmapped: list[str]) -> ToolChoice | None:
+    name, choice = ("tool_choice", wire.tool_choice) if wire.tool_choice is not None else ("function_call", None)
+    match choice if choice is not None else wire.function_call:
+        case None:
+            return None
+        case "auto" | "none" | "required" as mode:
+            return ToolChoice(mode=mode)
+        case "any":  # Mistral's word
+            return ToolChoice(mode="required")
+        case schema.ToolChoiceIn(type="function", function=schema.NamedFunction(name=tool)):
+            return ToolChoice(mode="tool", tool=tool)
+        case schema.NamedFunction(name=tool):
+            return ToolChoice(mode="tool", tool=tool)
+        case schema.ToolChoiceIn(type="function"):
+            raise MalformedRequest("tool_choice.function", "is required")
+        case schema.ToolChoiceIn():
+            unmapped.append("tool_choice")
+            return None
+        case _:
+            raise MalformedRequest(name, "is not one of the allowed values")
+
+
+def _response_format(wire: schema.ResponseFormatIn | None, unmapped: list[str]) -> ResponseFormat | None:
+    if wire is None:
+        return None
+    if wire.type not in {"text", "json_object", "json_schema"}:
+        unmapped.append("response_format")
+        return None
+    if wire.type != "json_schema":
+        return ResponseFormat(kind=wire.type)
+    wanted = wire.json_schema
+    if wanted is None:
+        raise MalformedRequest("response_format.json_schema", "is required")
+    return ResponseFormat(
+        kind=wire.type,
+        name=wanted.name,
+        description=wanted.description,
+        schema=_given(wanted.schema),
+        strict=wanted.strict,
+    )
+
+
+# ------------------------------------------------------------------- writing
+
+
+def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
+    """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
+    endpoint, request = call.endpoint, call.request
+    native = request.native
+    fields: dict[str, Any]
+    if native is not None and native.protocol == NAME:
+        fields = dict(native.fields)
+        _rename_limit(fields, endpoint)
+    else:
+        fields = _canonical_fields(request, endpoint)
+    options = fields.pop("stream_options", None)
+    fields.pop("stream", None)
+    for name in endpoint.omit:
+        fields.pop(name, None)
+    fields["model"] = call.model
+    if stream:
+        fields["stream"] = True
+        asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
+        fields["stream_options"] = {**(asked if isinstance(asked, dict) else {}), "include_usage": True}
+    fields.update(endpoint.force)
+    return HttpRequest(
+        path=_PATH,
+        headers={
+            "content-type": "application/json",
+            "accept": "text/event-stream" if stream else "application/json",
+        },
+        body=_encode(fields),
+    )
+
+
+def _rename_limit(fields: dict[str, Any], endpoint: Endpoint) -> None:
+    """To the one name the provider knows, where it is known that it knows only one."""
+    names = ("max_completion_tokens", "max_tokens")
+    if endpoint.max_tokens_field is None:
+        return
+    given = next((fields[name] for name in names if name in fields and bytes(fields[name]) != b"null"), None)
+    for name in names:
+        fields.pop(name, None)
+    if given is not None:
+        fields[endpoint.max_tokens_field] = given
+
+
+def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any]:
+    omit = endpoint.omit
+    if request.native is not None:
+        for path in request.native.unmapped:
+            if path not in omit:
+                raise RequestNotExpressible(path, f"{NAME} has no such field")
+    if request.reasoning_budget_tokens is not None and "reasoning_budget_tokens" not in omit:
+        raise RequestNotExpressible("reasoning_budget_tokens", f"{NAME} takes an effort, not a budget")
+    fields: dict[str, Any] = {
+        "messages": [_render_message(m, f"messages[{i}]", endpoint) for i, m in enumerate(request.messages)],
+        "tools": [_render_tool(tool) for tool in request.tools] or None,
+        "tool_choice": _render_tool_choice(request.tool_choice),
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "response_format": _render_response_format(request.response_format),
+        endpoint.max_tokens_field or "max_completion_tokens": request.max_output_tokens,
+        "temperature": request.temperature,
+        "top_p": request.top_p,
+        "stop": list(request.stop) or None,
+        "seed": request.seed,
+        "n": request.n,
+        "presence_penalty": request.presence_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "logprobs": request.logprobs,
+        "top_logprobs": request.top_logprobs,
+        "logit_bias": request.logit_bias,
+        "reasoning_effort": request.reasoning_effort,
+        "user": request.end_user,
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    for name, value in request.extra.items():
+        if name in fields or name in _ENVELOPE:
+            raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
+        fields[name] = value
+    return fields
+
+
+def _render_message(message: Message, path: str, endpoint: Endpoint) -> dict[str, Any]:
+    if message.is_error and "is_error" not in endpoint.omit:
+        raise RequestNotExpressible(f"{path}.is_error", f"{NAME} cannot mark a result as failed")
+    rendered: dict[str, Any] = {"role": str(message.role), "content": _render_content(message, path, endpoint)}
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.tool_calls:
+        rendered["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+        rendered["content"] = rendered["content"] or None
+    if message.tool_call_id is not None:
+        rendered["tool_call_id"] = message.tool_call_id
+    if message.refusal is not None:
+        rendered["refusal"] = message.refusal
+    if message.reasoning and "reasoning" not in endpoint.omit:
+        if endpoint.reasoning_field is None or any(piece.redacted for piece in message.reasoning):
+            raise RequestNotExpressible(f"{path}.reasoning", "this provider takes no reasoning back")
+        rendered[endpoint.reasoning_field] = "".join(piece.text for piece in message.reasoning)
+    return rendered
+
+
+def _render_content(message: Message, path: str, endpoint: Endpoint) -> str | list[Any]:
+    match message.content:
+        case ():
+            return ""
+        case (Text(text=text, cache=None),):
+            return text
+        case parts:
+            rendered = [_render_part(part, f"{path}.content[{i}]", endpoint) for i, part in enumerate(parts)]
+            if message.role is not Role.USER and not all(isinstance(part, Text | Opaque) for part in parts):
+                raise RequestNotExpressible(f"{path}.content", f"{NAME} takes only text from {message.role}")
+            return rendered
+
+
+def _render_part(part: Part, path: str, endpoint: Endpoint) -> Any:
+    if not isinstance(part, Audio | Opaque) and part.cache is not None and "cache" not in endpoint.omit:
+        raise RequestNotExpressible(f"{path}.cache", f"{NAME} has no cache boundaries")
+    match part:
+        case Text():
+            return {"type": "text", "text": part.text}
+        case Image():
+            url = part.url if part.url is not None else _to_data_url(part.media_type or "image/png", part.data or b"")
+            image = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
+            return {"type": "image_url", "image_url": image}
+        case Document():
+            return {"type": "file", "file": _render_file(part, path)}
+        case Audio():
+            return {
+                "type": "input_audio",
+                "input_audio": {"data": base64.b64encode(part.data).decode(), "format": part.format},
+            }
+        case Opaque():
+            if part.protocol != NAME:
+                raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+            return part.raw
+
+
+def _render_file(part: Document, path: str) -> dict[str, str]:
+    if part.file_id is not None:
+        file = {"file_id": part.file_id}
+    elif part.data is not None:
+        file = {"file_data": _to_data_url(part.media_type or "application/pdf", part.data)}
+    else:
+        raise RequestNotExpressible(f"{path}.url", f"{NAME} takes a document as data, not by URL")
+    return file if part.filename is None else {**file, "filename": part.filename}
+
+
+def _to_data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def _render_tool(tool: Tool) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+
+
+def _render_tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.mode == "tool":
+        return {"type": "function", "function": {"name": cast("str", choice.tool)}}
+    return choice.mode
+
+
+def _render_response_format(wanted: ResponseFormat | None) -> dict[str, Any] | None:
+    if wanted is None:
+        return None
+    if wanted.kind != "json_schema":
+        return {"type": wanted.kind}
+    inner = {
+        "name": wanted.name or "response",
+        "description": wanted.description,
+        "schema": wanted.schema,
+        "strict": wanted.strict,
+    }
+    return {"type": wanted.kind, "json_schema": {k: v for k, v in inner.items() if v is not None}}

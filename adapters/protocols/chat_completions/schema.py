@@ -1,0 +1,222 @@
+"""
+The wire format of Chat Completions, as far as something is read from it.
+
+Unknown fields are ignored by these types, and what is known to come in several shapes is left raw, so that a vendor's
+addition or deviation never fails an answer that is otherwise good.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class _Wire(msgspec.Struct, kw_only=True, gc=False):
+    """Decoded and read, never changed: from JSON no cycle can come, so the collector need not look."""
+
+
+# ------------------------------------------------------------------ requests
+
+
+class CacheControl(_Wire):
+    type: str = "ephemeral"
+    ttl: str | None = None
+
+
+class ImageUrl(_Wire):
+    url: str
+    detail: str | None = None
+
+
+class InputAudio(_Wire):
+    data: str
+    format: str
+
+
+class File(_Wire):
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FunctionCall(_Wire):
+    name: str
+    arguments: str = ""
+
+
+class ToolCallIn(_Wire):
+    id: str | None = None
+    type: str = "function"
+    function: FunctionCall | None = None
+
+
+class MessageIn(_Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | tuple[msgspec.Raw, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCallIn, ...] | None = None
+    function_call: FunctionCall | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class PartIn(_Wire):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    image_url: ImageUrl | None = None
+    input_audio: InputAudio | None = None
+    file: File | None = None
+    cache_control: CacheControl | None = None
+
+
+class FunctionIn(_Wire):
+    name: str
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class ToolIn(_Wire):
+    type: str = "function"
+    function: FunctionIn | None = None
+
+
+class NamedFunction(_Wire):
+    name: str
+
+
+class ToolChoiceIn(_Wire):
+    type: str
+    function: NamedFunction | None = None
+
+
+class JsonSchemaIn(_Wire):
+    name: str
+    description: str | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class ResponseFormatIn(_Wire):
+    type: str
+    json_schema: JsonSchemaIn | None = None
+
+
+class StreamOptions(_Wire):
+    include_usage: bool | None = None
+
+
+class RequestIn(_Wire):
+    messages: Annotated[tuple[MessageIn, ...], msgspec.Meta(min_length=1)]
+    model: Name | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: tuple[ToolIn, ...] | None = None
+    functions: tuple[FunctionIn, ...] | None = None
+    tool_choice: str | ToolChoiceIn | None = None
+    function_call: str | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormatIn | None = None
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop: str | tuple[str, ...] | None = None
+    seed: Int64 | None = None
+    n: Choices | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logprobs: bool | None = None
+    top_logprobs: Count | None = None
+    logit_bias: dict[str, float] | None = None
+    reasoning_effort: str | None = None
+    user: str | None = None
+
+
+# ------------------------------------------------------------------ answers
+
+
+class PromptDetails(_Wire):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class CompletionDetails(_Wire):
+    reasoning_tokens: int | None = None
+
+
+class UsageOut(_Wire):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+    #: DeepSeek's and Moonshot's words for cached tokens.
+    prompt_cache_hit_tokens: int | None = None
+    cached_tokens: int | None = None
+    #: A number (OpenRouter) or an object with a total (Perplexity).
+    cost: msgspec.Raw = msgspec.Raw()
+
+
+class FunctionOut(_Wire):
+    name: str | None = None
+    #: JSON text; an object where a server forgot to make it text.
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCallOut(_Wire):
+    index: int | None = None
+    id: str | None = None
+    function: FunctionOut | None = None
+
+
+class ReasoningDetail(_Wire):
+    type: str | None = None
+    text: str | None = None
+    signature: str | None = None
+
+
+class Content(_Wire):
+    """A `message` or a `delta`."""
+
+    #: A list of parts at Mistral.
+    content: str | tuple[dict[str, Any], ...] | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    reasoning_details: tuple[ReasoningDetail, ...] | None = None
+    tool_calls: tuple[ToolCallOut, ...] | None = None
+    function_call: FunctionOut | None = None
+
+
+class ChoiceOut(_Wire):
+    index: int = 0
+    delta: Content | None = None
+    message: Content | None = None
+    finish_reason: str | None = None
+    native_finish_reason: str | None = None
+
+
+class XGroq(_Wire):
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+
+
+class AnswerOut(_Wire):
+    """A whole answer, or one chunk of a stream."""
+
+    id: str | None = None
+    model: str | None = None
+    choices: tuple[ChoiceOut, ...] | None = None
+    usage: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
+    x_groq: XGroq | None = None
+    cost: msgspec.Raw = msgspec.Raw()

@@ -1,0 +1,355 @@
+"""
+A stream of Chat Completions to events, with proof of its end.
+
+No client library proves that a stream is complete: 16 recorded streams that were cut, or that hid an error behind a
+`stop`, pass for good answers in the vendors' own. Here an answer is complete when every choice that was seen has a
+finish reason that is no error, and then `[DONE]` came; or, at a provider that is known to send none, the body ended
+by its framing.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from adapters.chat import (
+    ChatResponse,
+    ChoiceEnd,
+    Event,
+    Finished,
+    ReasoningDelta,
+    RefusalDelta,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    UsageReport,
+)
+from adapters.classify import request_id
+from adapters.contract import Batch, Endpoint
+from adapters.errors import Broken, ProviderError
+from adapters.protocols.chat_completions import answers, failures
+from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
+from adapters.sse import EventDecoder, EventTooLarge, ServerSentEvent
+from metering.usage import NOTHING
+
+_SENTINEL = b"[DONE]"
+_WHITE = b" \t\r\n"
+_BOM = b"\xef\xbb\xbf"
+
+_chunk = msgspec.json.Decoder(AnswerOut)
+
+
+class _Call:
+    """A tool call as it comes in."""
+
+    __slots__ = ("held", "id", "index", "started")
+
+    def __init__(self, index: int, call_id: str) -> None:
+        #: Counted from 0, whatever the provider counts from.
+        self.index = index
+        self.id = call_id
+        #: Arguments that came before the name.
+        self.held: list[str] = []
+        self.started = False
+
+
+class _Choice:
+    """What is known of one choice."""
+
+    __slots__ = ("calls", "current", "finish", "refused", "said", "signature")
+
+    def __init__(self) -> None:
+        self.finish: str | None = None
+        self.calls: list[_Call] = []
+        #: The provider's index of a tool call to the call it now stands for.
+        self.current: dict[int, _Call] = {}
+        self.refused = False
+        self.said = False
+        self.signature: str | None = None
+
+
+class ChatStream:
+    """
+    One stream; a `StreamParser`.
+
+    An answer that came as one JSON body, since the provider did not heed `stream`, is read as if it had been streamed.
+    """
+
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
+        self._no_sentinel = endpoint.no_sentinel
+        self._headers = headers
+        self._decoder = EventDecoder()
+        #: The body so far, where it is one JSON value; None once it is known to be events.
+        self._json: list[bytes] | None = []
+        self._is_json = False
+        self._choices: dict[int, _Choice] = {}
+        self._usage = NOTHING
+        self._cost: str | None = None
+        self._id: str | None = None
+        self._model: str | None = None
+        self._seed: str | None = None
+        self._failure: ProviderError | None = None
+        self._finished = False
+        self._payloads = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def payloads(self) -> int:
+        return self._payloads
+
+    def feed(self, data: bytes) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        if not data:
+            return ()
+        if self._json is not None:
+            self._json.append(data)
+            if not self._is_json:
+                start = b"".join(self._json)
+                first = start.removeprefix(_BOM).lstrip(_WHITE)
+                if not first:
+                    return ()
+                if first[:1] not in {b"{", b"["}:
+                    # No event stream begins so, nor does JSON otherwise: the one test that no header can spoil.
+                    self._json, data = None, start
+                else:
+                    self._is_json, self._json = True, [first]
+            if self._json is not None:
+                return ()
+        events: list[Event] = []
+        try:
+            self._take(self._decoder.feed(data), events)
+        except EventTooLarge as error:
+            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
+        return self._given(events)
+
+    def close(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        events: list[Event] = []
+        if self._is_json and self._json is not None:
+            self._take_whole(b"".join(self._json), events)
+        else:
+            self._take(self._decoder.close(), events)
+            if self._no_sentinel and not self._finished and self._failure is None:
+                self._end(events)
+        if not self._finished and self._failure is None:
+            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
+        return self._given(events)
+
+    def _given(self, events: list[Event]) -> Batch:
+        if self._failure is not None and not events:
+            raise self._failure
+        return events
+
+    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
+        if self._failure is None:
+            failure.__cause__ = cause
+            self._failure = failure
+
+    # -------------------------------------------------------------- events
+
+    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+        for event, data in received:
+            if self._failure is not None:
+                return
+            self._take_one(event, data, events)
+
+    def _take_one(self, event: str, data: bytes, events: list[Event]) -> None:
+        if data == _SENTINEL or data.strip() == _SENTINEL:
+            self._payloads += 1
+            if not self._finished:
+                self._end(events)
+            return
+        if not data or (event not in {"", "message", "error"} and data[:1] != b"{"):
+            return  # a keep-alive, or an event of a name we do not know that is no chunk
+        self._payloads += 1
+        try:
+            chunk = _chunk.decode(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            if not self._finished:
+                self._fail(Broken("a chunk of the stream is not one of chat completions", code="malformed"), error)
+            return
+        self._take_usage(chunk, events)
+        if self._finished:
+            return
+        if event == "error" or not answers.is_absent(chunk.error) or chunk.x_groq is not None:
+            failed = self._error_in(event, data, chunk)
+            if failed is not None:
+                self._fail(failures.from_error(failed, headers=self._headers))
+                return
+        if chunk.id:
+            self._id = chunk.id
+        if chunk.model:
+            self._model = chunk.model
+        for choice in chunk.choices or ():
+            self._take_choice(choice, events)
+
+    @staticmethod
+    def _error_in(event: str, data: bytes, chunk: AnswerOut) -> object:
+        if not answers.is_absent(chunk.error):
+            return msgspec.json.decode(chunk.error)
+        if chunk.x_groq is not None and not answers.is_absent(chunk.x_groq.error):
+            return msgspec.json.decode(chunk.x_groq.error)
+        # `event: error` whose data is the error itself.
+        return msgspec.json.decode(data) if event == "error" else None
+
+    def _take_usage(self, chunk: AnswerOut, events: list[Event]) -> None:
+        usage, cost, known, told = self._usage, self._cost, self._usage, self._cost
+        for raw in (chunk.x_groq.usage if chunk.x_groq else None, chunk.usage):
+            if raw is not None and not answers.is_absent(raw):
+                reported, reported_cost = answers.read_usage(raw)
+                usage = usage.merge(reported)
+                cost = _later_cost(cost, reported_cost)
+        if not answers.is_absent(chunk.cost):
+            cost = _later_cost(cost, answers.read_cost(chunk.cost))
+        if usage != known or cost != told:
+            self._usage, self._cost = usage, cost
+            events.append(UsageReport(usage=usage, reported_cost_usd=cost))
+
+    def _take_choice(self, wire: ChoiceOut, events: list[Event]) -> None:
+        choice = self._choices.get(wire.index)
+        if choice is None:
+            choice = self._choices[wire.index] = _Choice()
+        content = wire.delta
+        if content is None and wire.message is not None and not choice.said:
+            content = wire.message
+        if content is not None:
+            self._take_content(wire.index, choice, content, events)
+        if wire.finish_reason is None:
+            return
+        for reason in (wire.finish_reason, wire.native_finish_reason):
+            if reason is not None and failures.is_failed_finish(reason):
+                self._fail(failures.from_finish_reason(reason, headers=self._headers))
+                return
+        choice.finish = wire.finish_reason
+
+    def _take_content(self, index: int, choice: _Choice, content: Content, events: list[Event]) -> None:
+        for text, is_reasoning in answers.texts(content):
+            choice.said = True
+            events.append(ReasoningDelta(text, index) if is_reasoning else TextDelta(text, index))
+        if content.reasoning_details:
+            signed = answers.signature(content)
+            if signed is not None and signed != choice.signature:
+                choice.signature = signed
+                events.append(ReasoningDelta("", index, signed))
+        if content.refusal:
+            choice.said = choice.refused = True
+            events.append(RefusalDelta(content.refusal, index))
+        if content.tool_calls or content.function_call:
+            choice.said = True
+            for call in answers.all_calls(content):
+                events.extend(self._take_call(index, choice, call))
+
+    def _take_call(self, choice_index: int, choice: _Choice, wire: ToolCallOut) -> Iterator[Event]:
+        name = wire.function.name if wire.function else None
+        call = self._call_of(choice_index, choice, wire, name)
+        piece = answers.arguments_of(wire)
+        if not call.started:
+            if not name:
+                call.held.append(piece)
+                return
+            call.started = True
+            yield ToolCallStart(call.index, call.id, name, choice_index)
+            piece = "".join((*call.held, piece))
+        if piece:
+            yield ToolCallDelta(call.index, piece, choice_index)
+
+    def _call_of(self, choice_index: int, choice: _Choice, wire: ToolCallOut, name: str | None) -> _Call:
+        """
+        The call a piece belongs to: the one of its index, unless it brings a name and an id of its own. Some servers
+        number every call 0 or not at all, and joining two calls' arguments would spoil both.
+        """
+        key = wire.index if wire.index is not None else max(choice.current, default=0)
+        call = choice.current.get(key)
+        if call is None or (call.started and name and wire.id and wire.id != call.id):
+            number = len(choice.calls)
+            call = _Call(number, wire.id or answers.made_id(self._made_seed(), choice_index, number))
+            choice.calls.append(call)
+            choice.current[key] = call
+        elif not call.started and wire.id:
+            call.id = wire.id
+        return call
+
+    def _made_seed(self) -> str:
+        if self._seed is None:
+            self._seed = self._id or secrets.token_hex(12)
+        return self._seed
+
+    # ----------------------------------------------------------------- end
+
+    def _end(self, events: list[Event]) -> None:
+        if not self._choices or any(choice.finish is None for choice in self._choices.values()):
+            self._fail(Broken("the stream ended before each choice had a finish reason", code="no_terminal"))
+            return
+        for index, choice in self._choices.items():
+            for call in choice.calls:
+                if not call.started:
+                    call.started = True
+                    events.append(ToolCallStart(call.index, call.id, "", index))
+                    events.extend(ToolCallDelta(call.index, piece, index) for piece in call.held if piece)
+        self._finished = True
+        events.append(
+            Finished(
+                ends=tuple(
+                    ChoiceEnd(
+                        choice=index,
+                        stop_reason=answers.stop_reason(
+                            choice.finish or "", refused=choice.refused, called=bool(choice.calls)
+                        ),
+                        native_stop_reason=choice.finish or "",
+                    )
+                    for index, choice in sorted(self._choices.items())
+                ),
+                response_id=self._id,
+                served_model=self._model,
+                provider_request_id=request_id(self._headers),
+            )
+        )
+
+    def _take_whole(self, body: bytes, events: list[Event]) -> None:
+        self._payloads += 1
+        try:
+            response = answers.parse_answer(self._headers, body)
+        except ProviderError as error:
+            self._fail(error)
+            return
+        events.extend(_as_events(response))
+        self._finished = True
+
+
+def _later_cost(known: str | None, later: str | None) -> str | None:
+    """The last one wins, and a zero never overwrites an amount."""
+    if later is None or (known is not None and not later.strip("0.")):
+        return known
+    return later
+
+
+def _as_events(response: ChatResponse) -> Iterator[Event]:
+    for choice in response.choices:
+        for thought in choice.reasoning:
+            yield ReasoningDelta(thought.text, choice.index, thought.signature)
+        if choice.text:
+            yield TextDelta(choice.text, choice.index)
+        if choice.refusal:
+            yield RefusalDelta(choice.refusal, choice.index)
+        for number, call in enumerate(choice.tool_calls):
+            yield ToolCallStart(number, call.id, call.name, choice.index)
+            if call.arguments:
+                yield ToolCallDelta(number, call.arguments, choice.index)
+    if response.usage != NOTHING or response.reported_cost_usd is not None:
+        yield UsageReport(usage=response.usage, reported_cost_usd=response.reported_cost_usd)
+    yield Finished(
+        ends=tuple(
+            ChoiceEnd(choice=c.index, stop_reason=c.stop_reason, native_stop_reason=c.native_stop_reason)
+            for c in response.choices
+        ),
+        response_id=response.response_id,
+        served_model=response.served_model,
+        provider_request_id=response.provider_request_id,
+    )

@@ -1,0 +1,148 @@
+"""
+Bytes of an event stream to events, by the rules of the WHATWG standard, with no I/O.
+
+Everything is done on bytes, and lines end at CR LF, LF or CR only. Splitting decoded text where Python thinks a line
+ends would also cut at U+2028, U+0085 and form feeds, which are legal inside the JSON of an answer; and looking for a
+sentinel in the text would find the one that a model wrote.
+
+One rule departs from the standard: an event that the end of the body cut off before its blank line is given out by
+`close`, since providers do end their last event so. The caller must know that the body ended by its framing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Room for an image or sound inside one event; far above any text.
+MAX_EVENT_BYTES = 8 * 1024 * 1024
+
+_BOM = b"\xef\xbb\xbf"
+_COLON = 0x3A
+_CR = 0x0D
+_LF = 0x0A
+
+
+class ServerSentEvent(NamedTuple):
+    #: Empty where the stream named none.
+    event: str
+    #: The data lines, joined by LF.
+    data: bytes
+
+
+class EventTooLarge(Exception):
+    """A line or an event is longer than the limit. `limit` is in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"an event of the stream is longer than {limit} bytes")
+        self.limit = limit
+
+
+class EventDecoder:
+    """
+    One event stream. Any split of its bytes gives the same events.
+
+    Comments, `id` and `retry` are dropped: a stream of an answer cannot be resumed. Memory is bounded by
+    `max_event_bytes` and the size of one feed; time is linear in the bytes, also one at a time.
+    """
+
+    __slots__ = ("_data", "_data_bytes", "_event", "_limit", "_more", "_skip_lf", "_start", "_tail", "_tail_bytes")
+
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._limit = max_event_bytes
+        #: The unfinished last line, in pieces.
+        self._tail: list[bytes] = []
+        self._tail_bytes = 0
+        #: The first data line of the current event, and the others.
+        self._data: bytes | None = None
+        self._more: list[bytes] = []
+        self._data_bytes = 0
+        self._event = b""
+        #: The last byte was a CR: an LF that follows belongs to it.
+        self._skip_lf = False
+        #: The first bytes, until it is known whether they are a byte order mark; None when that is over.
+        self._start: bytes | None = b""
+
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
+        """The events that these bytes complete. Raises `EventTooLarge`; the stream is then of no more use."""
+        if self._start is not None:
+            data = self._start + data
+            if len(data) < len(_BOM) and _BOM.startswith(data):
+                self._start = data
+                return []
+            self._start = None
+            data = data.removeprefix(_BOM)
+        if not data:
+            return []
+        if self._skip_lf:
+            self._skip_lf = False
+            if data[0] == _LF:
+                data = data[1:]
+        if b"\r" in data:
+            self._skip_lf = data[-1] == _CR
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+        end = data.rfind(b"\n")
+        if end < 0:
+            self._keep(data)
+            return []
+        if self._tail:
+            self._tail.append(data[:end])
+            lines = b"".join(self._tail).split(b"\n")
+            self._tail.clear()
+            self._tail_bytes = 0
+        else:
+            lines = data[:end].split(b"\n")
+        if end + 1 < len(data):
+            self._keep(data[end + 1 :])
+        return self._lines(lines)
+
+    def close(self) -> list[ServerSentEvent]:
+        """The body ended: the event that was left without its blank line, if there is one."""
+        lines = [self._start or b"".join(self._tail), b""]
+        self._start = None
+        self._tail.clear()
+        self._tail_bytes = 0
+        return self._lines(lines)
+
+    def _keep(self, piece: bytes) -> None:
+        self._tail.append(piece)
+        self._tail_bytes += len(piece)
+        if self._tail_bytes + self._data_bytes > self._limit:
+            raise EventTooLarge(self._limit)
+
+    def _lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
+        events: list[ServerSentEvent] = []
+        for line in lines:
+            if not line:
+                if self._data is not None:
+                    events.append(self._dispatch())
+                self._event = b""
+            elif line.startswith(b"data:"):
+                self._add(line[6:] if line[5:6] == b" " else line[5:])
+            elif line[0] == _COLON:
+                continue
+            else:
+                name, _, value = line.partition(b":")
+                if name == b"event":
+                    self._event = value.removeprefix(b" ")
+                elif name == b"data":
+                    self._add(b"")
+        return events
+
+    def _add(self, value: bytes) -> None:
+        self._data_bytes += len(value) + 1
+        if self._data_bytes > self._limit:
+            raise EventTooLarge(self._limit)
+        if self._data is None:
+            self._data = value
+        else:
+            self._more.append(value)
+
+    def _dispatch(self) -> ServerSentEvent:
+        data = self._data or b""
+        if self._more:
+            data = b"\n".join((data, *self._more))
+            self._more.clear()
+        self._data = None
+        self._data_bytes = 0
+        return ServerSentEvent(self._event.decode(errors="replace") if self._event else "", data)
