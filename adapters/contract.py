@@ -40,7 +40,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     clocks: Clocks = Clocks()
     #: Top-level request fields never sent to, and always sent to, this provider. `omit` may also name what a message
-    #: holds and the protocol cannot say: "cache", "is_error", "reasoning". It is then dropped, not refused.
+    #: holds and the protocol cannot say: "messages.cache", "messages.is_error", "messages.reasoning". It is then
+    #: dropped, not refused.
     omit: frozenset[str] = frozenset()
     force: Mapping[str, msgspec.Raw] = {}
     #: The provider ends its streams without a sentinel; a clean end of the body is then its terminal.

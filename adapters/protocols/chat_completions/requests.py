@@ -370,13 +370,13 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
         fields = _canonical_fields(request, endpoint)
     options = fields.pop("stream_options", None)
     fields.pop("stream", None)
-    for name in endpoint.omit:
-        fields.pop(name, None)
     fields["model"] = call.model
     if stream:
         fields["stream"] = True
         asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
         fields["stream_options"] = {**(asked if isinstance(asked, dict) else {}), "include_usage": True}
+    for name in endpoint.omit:
+        fields.pop(name, None)
     fields.update(endpoint.force)
     return HttpRequest(
         path=_PATH,
@@ -437,7 +437,7 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any
 
 
 def _render_message(message: Message, path: str, endpoint: Endpoint) -> dict[str, Any]:
-    if message.is_error and "is_error" not in endpoint.omit:
+    if message.is_error and "messages.is_error" not in endpoint.omit:
         raise RequestNotExpressible(f"{path}.is_error", f"{NAME} cannot mark a result as failed")
     rendered: dict[str, Any] = {"role": str(message.role), "content": _render_content(message, path, endpoint)}
     if message.name is not None:
@@ -452,7 +452,7 @@ def _render_message(message: Message, path: str, endpoint: Endpoint) -> dict[str
         rendered["tool_call_id"] = message.tool_call_id
     if message.refusal is not None:
         rendered["refusal"] = message.refusal
-    if message.reasoning and "reasoning" not in endpoint.omit:
+    if message.reasoning and "messages.reasoning" not in endpoint.omit:
         if endpoint.reasoning_field is None or any(piece.redacted for piece in message.reasoning):
             raise RequestNotExpressible(f"{path}.reasoning", "this provider takes no reasoning back")
         rendered[endpoint.reasoning_field] = "".join(piece.text for piece in message.reasoning)
@@ -473,7 +473,7 @@ def _render_content(message: Message, path: str, endpoint: Endpoint) -> str | li
 
 
 def _render_part(part: Part, path: str, endpoint: Endpoint) -> Any:
-    if not isinstance(part, Audio | Opaque) and part.cache is not None and "cache" not in endpoint.omit:
+    if not isinstance(part, Audio | Opaque) and part.cache is not None and "messages.cache" not in endpoint.omit:
         raise RequestNotExpressible(f"{path}.cache", f"{NAME} has no cache boundaries")
     match part:
         case Text():
