@@ -1,0 +1,197 @@
+"""
+Takes submissions: reads them to their end, then persists all of their jobs in one transaction.
+
+The answer is given after the commit and never before; a client that stops in the middle has submitted nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+
+import msgspec
+
+from gateway.database import StoreUnavailable, store_errors
+from gateway.errors import Code, GatewayError, IdempotencyMismatch
+from gateway.jobs.lane import Lane
+from gateway.jobs.settings import JobsSettings
+from gateway.jobs.spool import Spool
+from gateway.jobs.store import INSERT_ROWS, Accepted, JobStore
+from gateway.jobs.submission import Judge, Line, Submission
+
+#: Submissions of up to this many lines share a statement with others that arrive meanwhile.
+_SHARED_LINES = 16
+_SHARED_SUBMISSIONS = 64
+#: Lines judged in one go; then other requests have their turn.
+_TURN_LINES = 32
+_RETRY_S = 0.1
+
+
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
+    id: uuid.UUID
+    custom_id: str | None
+    line: int
+
+
+class ErrorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    line: int
+    custom_id: str | None
+    code: str
+    message: str
+    param: str | None
+    #: The failed job that stands for the line in the results.
+    id: uuid.UUID | None = None
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a submission was answered with."""
+
+    submission_id: uuid.UUID
+    accepted: int
+    rejected: int
+    jobs: list[JobEntry]
+    errors: list[ErrorEntry]
+
+
+class Idempotency(msgspec.Struct, frozen=True, kw_only=True):
+    key: str
+    #: Of the whole body. Asked for once that has been read.
+    digest: Callable[[], bytes]
+
+
+class Intake:
+    def __init__(
+        self, store: JobStore, judge: Judge, settings: JobsSettings, *, submitted: Callable[[], object]
+    ) -> None:
+        """`submitted` is called after each commit: somebody may be waiting for work."""
+        self._store = store
+        self._judge = judge
+        self._settings = settings
+        self._submitted = submitted
+        self._shared: Lane[Sequence[Line], None] = Lane(
+            self._insert_shared, most=_SHARED_SUBMISSIONS, patience_s=settings.write_patience_s
+        )
+
+    async def submit(
+        self,
+        key_id: uuid.UUID,
+        lines: AsyncIterable[tuple[int, bytes | None]],
+        idempotency: Idempotency | None = None,
+    ) -> tuple[Receipt, bool]:
+        """
+        Persist the jobs of these numbered lines; the receipt, and whether it repeats an earlier one.
+
+        Where no line is acceptable nothing is persisted, and the receipt says `accepted` 0. Raises IdempotencyMismatch,
+        `payload_too_large`, `content_store_unavailable`, and what `lines` raises.
+        """
+        submission = Submission(self._judge, key_id)
+        receipt = Receipt(submission_id=submission.submission_id, accepted=0, rejected=0, jobs=[], errors=[])
+        spool = Spool(batch_lines=INSERT_ROWS, batch_bytes=self._settings.spool_bytes)
+        with contextlib.closing(spool):
+            async for number, raw in lines:
+                if len(receipt.jobs) + len(receipt.errors) >= self._settings.max_lines:
+                    raise GatewayError(
+                        f"a submission may have {self._settings.max_lines} lines", code=Code.PAYLOAD_TOO_LARGE
+                    )
+                line = submission.add(number, raw)
+                _enter(receipt, line)
+                await spool.add(line)
+                if number % _TURN_LINES == 0:
+                    await asyncio.sleep(0)
+            receipt = msgspec.structs.replace(receipt, accepted=len(receipt.jobs), rejected=len(receipt.errors))
+            with _as_gateway_error():
+                earlier = await self._repeat(key_id, idempotency)
+                if earlier is not None:
+                    return earlier, True
+                if not receipt.accepted:
+                    return receipt, False
+                if idempotency is None and spool.whole is not None and len(spool.whole) <= _SHARED_LINES:
+                    await self._shared.put(spool.whole)
+                else:
+                    earlier = await self._persist(key_id, spool, receipt, idempotency)
+        if earlier is not None:
+            return earlier, True
+        self._submitted()
+        return receipt, False
+
+    async def _insert_shared(self, submissions: Sequence[Sequence[Line]]) -> Sequence[None]:
+        await self._store.insert([line for lines in submissions for line in lines])
+        return [None] * len(submissions)
+
+    async def _persist(
+        self, key_id: uuid.UUID, spool: Spool, receipt: Receipt, idempotency: Idempotency | None
+    ) -> Receipt | None:
+        """The receipt of an earlier submission with this key; None: this one was persisted."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._settings.write_patience_s
+        while True:
+            try:
+                with store_errors():
+                    return await self._transaction(key_id, spool, receipt, idempotency)
+            except StoreUnavailable:
+                # The commit may have taken effect. The same ids are written again, which then changes nothing.
+                if loop.time() >= give_up:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+
+    async def _transaction(
+        self, key_id: uuid.UUID, spool: Spool, receipt: Receipt, idempotency: Idempotency | None
+    ) -> Receipt | None:
+        async with self._store.transaction() as connection:
+            if idempotency is not None:
+                accepted = Accepted(
+                    submission_id=receipt.submission_id,
+                    digest=idempotency.digest(),
+                    answer=msgspec.json.encode(receipt).decode(),
+                )
+                if not await self._store.accept(connection, key_id, idempotency.key, accepted):
+                    earlier = await self._store.submission(key_id, idempotency.key, connection)
+                    assert earlier is not None
+                    if earlier.submission_id == receipt.submission_id:
+                        return None
+                    return _matching(earlier, idempotency)
+            async for batch in spool.batches():
+                await self._store.insert(batch, connection)
+        return None
+
+    async def _repeat(self, key_id: uuid.UUID, idempotency: Idempotency | None) -> Receipt | None:
+        if idempotency is None:
+            return None
+        earlier = await self._store.submission(key_id, idempotency.key)
+        return None if earlier is None else _matching(earlier, idempotency)
+
+
+def _matching(earlier: Accepted, idempotency: Idempotency) -> Receipt:
+    if earlier.digest != idempotency.digest():
+        raise IdempotencyMismatch("this Idempotency-Key was used with another body", param="idempotency-key")
+    return msgspec.json.decode(earlier.answer, type=Receipt)
+
+
+def _enter(receipt: Receipt, line: Line) -> None:
+    if line.fault is None:
+        receipt.jobs.append(JobEntry(id=line.job_id, custom_id=line.custom_id, line=line.number))
+        return
+    receipt.errors.append(
+        ErrorEntry(
+            line=line.number,
+            custom_id=line.custom_id,
+            code=line.fault.code,
+            message=line.fault.message,
+            param=line.fault.param,
+            id=line.job_id,
+        )
+    )
+
+
+@contextlib.contextmanager
+def _as_gateway_error() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise GatewayError(
+            "the store of jobs is not available; nothing is known to have been accepted",
+            code=Code.CONTENT_STORE_UNAVAILABLE,
+            retry_after_s=1.0,
+        ) from error

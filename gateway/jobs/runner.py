@@ -1,0 +1,504 @@
+"""
+Runs jobs through the line: claims what is due, records each step before the next, takes up what dead processes left.
+
+Read it beside `model`, which decides, and `store`, whose statements act only for the claim that holds a job. The three
+steps of an end are: the answer is stored, the line settles the attempt, the job ends. A process may die between any two
+of them; whoever recovers sees from the row which was the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+import asyncpg
+import msgspec
+import structlog
+
+from adapters.chat import ChatRequest, ChatResponse
+from adapters.errors import MalformedRequest, ProviderError
+from admission.lease import Waiting, new_id
+from gateway.answer import Line
+from gateway.call import Call, Caller, Options
+from gateway.database import StoreUnavailable
+from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
+from gateway.jobs import model
+from gateway.jobs.lane import Lane
+from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, Held, Status
+from gateway.jobs.settings import JobsSettings
+from gateway.jobs.store import Answer, Ending, Intent, JobStore
+from gateway.jobs.watch import Watch
+from gateway.outcome import Outcome, RouteReport
+
+log = structlog.get_logger(__name__)
+
+#: Writes of one statement.
+_MOST_WRITES = 128
+#: Rows of one round of recovery or deletion.
+_MOST_ROWS = 200
+#: Seconds before a loop that failed goes on.
+_AFTER_FAULT_S = 1.0
+#: The writes that end a claim are tried as long as the process lives: nobody else may do them while it does.
+_FOR_EVER_S = float("inf")
+
+
+class Callers(Protocol):
+    """Who a key is. `gateway.keys` is it."""
+
+    async def caller(self, key_id: uuid.UUID) -> Caller | None:
+        """None: it was revoked, or never was."""
+        ...
+
+
+class Format(Protocol):
+    """The wire format jobs are written in. `adapters.protocols.chat_completions` is it."""
+
+    def parse_request(self, body: bytes) -> ChatRequest: ...
+
+    def render_response(self, response: ChatResponse) -> bytes: ...
+
+    def parse_response(self, status: int, headers: Mapping[str, str], body: bytes) -> ChatResponse: ...
+
+
+class Recovery(Protocol):
+    """What the control store knows of processes and attempts."""
+
+    async def dead(self, owners: Sequence[uuid.UUID]) -> Collection[uuid.UUID]:
+        """Which of these process incarnations will never write again."""
+        ...
+
+    async def settle_stored(
+        self, *, key_id: uuid.UUID, options: Options, attempt: int, response: ChatResponse
+    ) -> Outcome | None:
+        """
+        Settle an attempt whose process died after its answer was stored. It may have been settled already.
+
+        `options.debit_id` is set. None where nothing is known of the attempt.
+        """
+        ...
+
+    async def outcome_of(self, *, key_id: uuid.UUID, debit_id: str) -> Outcome | None:
+        """What became of the attempts of a debit, as far as is known."""
+        ...
+
+
+class _Cause(enum.Enum):
+    """Why a run is cancelled."""
+
+    CALLER = "caller"
+    DRAIN = "drain"
+    #: The claim is no longer this process's, or an intent could not be written: it must not send.
+    NOT_ALLOWED = "not_allowed"
+
+
+class _Run:
+    """One claimed job being run, and the line's observer of it."""
+
+    def __init__(self, runner: Runner, job: Claimed) -> None:
+        self.job = job
+        self.attempt: int | None = None
+        self.answer: Answer | None = None
+        self.stored = False
+        self.waiting: Waiting | None = None
+        self.cause: _Cause | None = None
+        self.task: asyncio.Task[None] | None = None
+        #: The line has it.
+        self.in_line = False
+        self._runner = runner
+
+    def cancel(self, cause: _Cause) -> None:
+        # An answer that is there has won: its settlement is not to be disturbed, and neither is the write of an end.
+        if self.in_line and self.cause is None and self.answer is None and self.task is not None:
+            self.cause = cause
+            self.task.cancel()
+
+    def queued(self, waiting: Waiting) -> None:
+        self.waiting = waiting
+
+    def started(self, route: RouteReport, attempt: int) -> None:  # noqa: ARG002  the line says more than is kept
+        self.waiting = None
+
+    async def dispatching(self, attempt: int) -> None:
+        try:
+            allowed = await self._runner.intents.put(
+                Intent(job_id=self.job.job_id, claims=self.job.claims, attempt=attempt)
+            )
+        except StoreUnavailable:
+            allowed = False
+        if allowed:
+            self.attempt = attempt
+            return
+        self.cause = self.cause or _Cause.NOT_ALLOWED
+        raise asyncio.CancelledError
+
+    async def completed(self, response: ChatResponse, attempt: int) -> None:
+        text = self._runner.format.render_response(response).decode("utf-8", "replace")
+        self.answer = Answer(
+            job_id=self.job.job_id, claims=self.job.claims, attempt=attempt, body=text.replace("\0", ""), status=200
+        )
+        # Where the store stays away the answer goes along with the job's end.
+        with contextlib.suppress(StoreUnavailable):
+            self.stored = await self._runner.answers.put(self.answer)
+
+
+class Runner:
+    """
+    The jobs of one process. Entered, it runs them; left, it gives back what it holds.
+
+    `owner` is the incarnation of this process, the one whose heartbeat admission keeps.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        line: Line,
+        format: Format,  # noqa: A002  the word for it
+        callers: Callers,
+        recovery: Recovery,
+        watch: Watch,
+        owner: uuid.UUID,
+        settings: JobsSettings,
+    ) -> None:
+        self.format = format
+        self._store = store
+        self._line = line
+        self._callers = callers
+        self._recovery = recovery
+        self._watch = watch
+        self._owner = owner
+        self._settings = settings
+        patience_s = settings.write_patience_s
+        self.intents: Lane[Intent, bool] = Lane(
+            lambda intents: store.intend(owner, intents), most=_MOST_WRITES, patience_s=patience_s
+        )
+        self.answers: Lane[Answer, bool] = Lane(
+            lambda answers: store.store_results(owner, answers), most=_MOST_WRITES, patience_s=patience_s
+        )
+        self._endings: Lane[Ending, Status | None] = Lane(
+            lambda endings: store.conclude(owner, endings), most=_MOST_WRITES, patience_s=_FOR_EVER_S
+        )
+        self._running: dict[uuid.UUID, _Run] = {}
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._draining = False
+        self._loops: list[asyncio.Task[None]] = []
+
+    # -------------------------------------------------------------- life
+
+    async def __aenter__(self) -> Self:
+        for name, step in (("claim", self._claim), ("cancel", self._hear_cancels), ("upkeep", self._keep_up)):
+            self._loops.append(asyncio.create_task(self._guard(name, step), name=f"jobs-{name}"))
+        self._loops.append(asyncio.create_task(self._guard("purge", self._purge), name="jobs-purge"))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.drain(0.0)
+
+    async def drain(self, within_s: float) -> None:
+        """
+        Take no more jobs, let those in flight end, and after `within_s` seconds take them back.
+
+        What was not sent goes back to the queue. Returns when this process holds no job. Calling it again is allowed.
+        """
+        self._draining = True
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        if self._running and within_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), within_s)
+        for run in list(self._running.values()):
+            run.cancel(_Cause.DRAIN)
+        try:
+            async with asyncio.timeout(self._settings.write_patience_s):
+                await self._idle.wait()
+                # A claim that was cut off may have been made.
+                await self._take_up_own()
+        except (TimeoutError, StoreUnavailable):
+            # Whoever finds this process dead takes them up.
+            log.warning("jobs.left_behind", jobs=len(self._running))
+            for run in list(self._running.values()):
+                if run.task is not None:
+                    run.task.cancel()
+
+    def wake(self) -> None:
+        """There may be work."""
+        self._wake.set()
+
+    def cancel(self, job_id: uuid.UUID) -> None:
+        """Take back a job that may be running here. Its row already says so."""
+        run = self._running.get(job_id)
+        if run is not None:
+            run.cancel(_Cause.CALLER)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    async def _guard(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
+        """A step for ever, each after the pause that the last one asked for. A fault is told and does not end it."""
+        while True:
+            try:
+                pause = await step()
+            except StoreUnavailable:
+                pause = _AFTER_FAULT_S
+            except Exception:
+                # Without its loops the process would look well and run nothing.
+                log.exception("jobs.loop_fault", loop=name)
+                pause = _AFTER_FAULT_S
+            if pause > 0:
+                await asyncio.sleep(pause)
+
+    # -------------------------------------------------------------- claiming
+
+    async def _claim(self) -> float:
+        """One stretch of claiming. It leaves only by an error: the claim that failed may have been made."""
+        await self._take_up_own()
+        pause = self._settings.poll_shortest_s
+        while True:
+            free = self._settings.concurrency - len(self._running)
+            if free <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            self._wake.clear()
+            claimed = await self._store.claim(self._owner, free)
+            for job in claimed:
+                self._start(job)
+            if claimed:
+                pause = self._settings.poll_shortest_s
+                # Ended jobs make room in this turn of the loop, and one claim then takes for all of them.
+                await asyncio.sleep(0)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+            pause = min(pause * 2, self._settings.poll_longest_s)
+
+    def _start(self, job: Claimed) -> None:
+        run = _Run(self, job)
+        self._running[job.job_id] = run
+        self._idle.clear()
+        run.task = asyncio.create_task(self._run(run), name=f"job-{job.job_id}")
+
+    async def _take_up_own(self) -> None:
+        """Jobs that a claim without acknowledgement left in this process's name."""
+        await self._take_up_all(self._owner, except_for=self._running.keys(), in_order=True)
+
+    # -------------------------------------------------------------- one job
+
+    async def _run(self, run: _Run) -> None:
+        try:
+            try:
+                decision, outcome = await self._decide(run)
+            finally:
+                run.in_line = False
+            await self._conclude(run, decision, outcome)
+        finally:
+            del self._running[run.job.job_id]
+            self._room.set()
+            if not self._running:
+                self._idle.set()
+
+    async def _decide(self, run: _Run) -> tuple[Decision, Outcome | None]:
+        """How the run went."""
+        job = run.job
+        if job.remaining_s <= 0:
+            return EXPIRED, None
+        try:
+            call = await self._call(job)
+            run.in_line = True
+            completion = await self._line.complete(call, run)
+        except GatewayError as error:
+            outcome = error.outcome if isinstance(error, AttemptedError) else None
+            if run.answer is not None:
+                return SUCCEEDED, outcome
+            return model.after_error(error, job, sent=run.attempt is not None, settings=self._settings), outcome
+        except asyncio.CancelledError:
+            if run.cause is None:
+                raise
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            run.in_line = False
+            known = await self._known_of(run)
+            return self._taken_back(run, known), known
+        except Exception as error:
+            # The line promises nothing else. One job that breaks the promise must not take the others along.
+            log.exception("jobs.run_fault", job_id=str(job.job_id), kind=type(error).__name__)
+            if run.answer is not None:
+                return SUCCEEDED, None
+            fault = Internal("the gateway failed while it ran the job")
+            return model.after_error(fault, job, sent=run.attempt is not None, settings=self._settings), None
+        if run.answer is None:
+            # A line that does not tell of its answer in between tells at the end.
+            await run.completed(completion.response, max([a.number for a in completion.outcome.attempts], default=1))
+        return SUCCEEDED, completion.outcome
+
+    async def _call(self, job: Claimed) -> Call:
+        caller = await self._callers.caller(job.key_id)
+        if caller is None:
+            raise PermissionDenied("the API key of the job was revoked")
+        try:
+            chat = self.format.parse_request(job.body.encode())
+        except MalformedRequest as error:
+            raise InvalidRequest(error.reason, param=f"body.{error.path}") from error
+        return Call(
+            request_id=new_id().hex,
+            caller=caller,
+            model=job.model,
+            chat=chat,
+            options=job.options,
+            deadline=asyncio.get_running_loop().time() + job.remaining_s,
+            transport="job",
+            attempts_before=job.attempts,
+        )
+
+    def _taken_back(self, run: _Run, known: Outcome | None) -> Decision:
+        if run.answer is not None:
+            return SUCCEEDED
+        if run.cause is _Cause.CALLER:
+            return CANCELLED
+        # Should the claim be lost, nothing of this is written.
+        return model.after_stop(run.job, known, sent=run.attempt is not None)
+
+    async def _known_of(self, run: _Run) -> Outcome | None:
+        debit_id = run.job.options.debit_id
+        if run.attempt is None or debit_id is None:
+            return None
+        try:
+            return await self._recovery.outcome_of(key_id=run.job.key_id, debit_id=debit_id)
+        except (GatewayError, StoreUnavailable):
+            return None
+
+    async def _conclude(self, run: _Run, decision: Decision, outcome: Outcome | None) -> None:
+        job = run.job
+        whole = model.joined(job.outcome, outcome)
+        made = [attempt.number for attempt in whole.attempts] if whole else []
+        ending = Ending(
+            job_id=job.job_id,
+            claims=job.claims,
+            decision=decision,
+            outcome=whole,
+            attempts=max([*made, run.attempt or 0, job.attempts]),
+            answer=None if run.stored else run.answer,
+        )
+        try:
+            status = await self._endings.put(ending)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError):
+            # The row cannot take what it was to be told. An end without it is better than none.
+            fault = model.failed(Internal("the gateway could not store how the job ended"))
+            ending = Ending(
+                job_id=job.job_id, claims=job.claims, decision=fault, outcome=None, attempts=ending.attempts
+            )
+            status = await self._endings.put(ending)
+        if status is None:
+            log.warning("jobs.end_refused", job_id=str(job.job_id), claims=job.claims)
+        elif status in model.TERMINAL:
+            self._watch.ended([job.job_id])
+            log.info(
+                "jobs.ended",
+                job_id=str(job.job_id),
+                status=status.value,
+                code=_code(ending.decision),
+                attempts=ending.attempts,
+            )
+
+    # -------------------------------------------------------------- the other loops
+
+    async def _hear_cancels(self) -> float:
+        if self._running:
+            for job_id in await self._store.cancel_requests(self._owner):
+                self.cancel(job_id)
+        return self._settings.cancel_poll_s
+
+    async def _keep_up(self) -> float:
+        while expired := await self._store.expire(_MOST_ROWS):
+            self._watch.ended(expired)
+            log.info("jobs.expired", count=len(expired))
+        owners = await self._store.owners(self._owner)
+        if owners:
+            for owner in await self._recovery.dead(owners):
+                await self.recover(owner)
+        return self._settings.upkeep_s
+
+    async def _purge(self) -> float:
+        deleted = await self._store.purge(_MOST_ROWS)
+        return 0.05 if deleted >= _MOST_ROWS else self._settings.purge_s
+
+    # -------------------------------------------------------------- recovery
+
+    async def recover(self, owner: uuid.UUID) -> int:
+        """
+        Take up the running jobs of a process that is dead, and known to be; how many there were.
+
+        Safe to call in several processes at once, and again: each job moves on by a guarded transition.
+        """
+        count = await self._take_up_all(owner, except_for=(), in_order=False)
+        if count:
+            log.warning("jobs.recovered", owner=str(owner), jobs=count)
+            self.wake()
+        return count
+
+    async def _take_up_all(self, owner: uuid.UUID, *, except_for: Collection[uuid.UUID], in_order: bool) -> int:
+        seen = set(except_for)
+        count = 0
+        while held := await self._store.held(owner, except_for=seen, most=_MOST_ROWS):
+            for job in held:
+                seen.add(job.job_id)
+                try:
+                    await self._take_up(owner, job, in_order=in_order)
+                except (GatewayError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    # The next round tries it again; its neighbours need not wait for that.
+                    log.exception("jobs.recovery_fault", job_id=str(job.job_id))
+            count += len(held)
+        return count
+
+    async def _take_up(self, owner: uuid.UUID, job: Held, *, in_order: bool) -> None:
+        decision = model.after_crash(job, self._settings)
+        assert job.options.debit_id is not None
+        outcome: Outcome | None = None
+        if isinstance(decision, Complete):
+            outcome = await self._settle(job)
+            decision = SUCCEEDED
+        elif job.intent_attempt is not None:
+            outcome = await self._recovery.outcome_of(key_id=job.key_id, debit_id=job.options.debit_id)
+        if in_order and isinstance(decision, model.GiveBack):
+            decision = msgspec.structs.replace(decision, in_order=True)
+        ending = Ending(
+            job_id=job.job_id,
+            claims=job.claims,
+            decision=decision,
+            outcome=model.joined(job.outcome, outcome),
+            attempts=job.attempts,
+        )
+        (status,) = await self._store.conclude(owner, [ending])
+        if status in model.TERMINAL:
+            self._watch.ended([job.job_id])
+            log.info("jobs.ended", job_id=str(job.job_id), status=status, code=_code(decision), recovered=True)
+
+    async def _settle(self, job: Held) -> Outcome | None:
+        assert job.result is not None
+        try:
+            response = self.format.parse_response(200, {}, job.result.encode())
+        except ProviderError:
+            # It was written by `render_response`, but perhaps by another version. The attempt then stays unknown.
+            log.exception("jobs.answer_unreadable", job_id=str(job.job_id))
+            return None
+        return await self._recovery.settle_stored(
+            key_id=job.key_id, options=job.options, attempt=job.result_attempt or job.attempts, response=response
+        )
+
+
+def _code(decision: Decision) -> str | None:
+    """A job that was to go back ends only because its caller had taken it back."""
+    return decision.code if isinstance(decision, End) else Code.CANCELLED.value

@@ -1,0 +1,48 @@
+"""How jobs are run and kept. The gateway's configuration fills this in; tests shrink it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All times in seconds."""
+
+    #: Jobs in flight in one process. What a provider may take at once is admission's business.
+    concurrency: int = 32
+    #: The deadline of a job that names none.
+    deadline_s: float = 86_400.0
+    longest_deadline_s: float = 30 * 86_400.0
+    #: Runs of a job that names no number: a run that every route failed, for reasons that may pass, is run again.
+    max_attempts: int = 3
+    most_attempts: int = 10
+    #: Claims that may die with their process before the job is taken for the cause.
+    poison_claims: int = 5
+    #: Between looks for due jobs: from the first to the second while there are none.
+    poll_shortest_s: float = 0.05
+    poll_longest_s: float = 1.0
+    #: Between looks for requests to cancel what runs here.
+    cancel_poll_s: float = 0.5
+    #: Between looks for the end of jobs that callers wait for.
+    watch_poll_s: float = 0.25
+    #: Between rounds that expire jobs and recover those of dead processes.
+    upkeep_s: float = 2.0
+    #: Between rounds that delete what is past its retention.
+    purge_s: float = 3600.0
+    #: How long the write before a dispatch, and the one of an answer, is tried while the store is away.
+    write_patience_s: float = 10.0
+    #: Before a job that was refused is due again: the first time, and at most.
+    refused_delay_s: float = 0.5
+    refused_longest_s: float = 30.0
+    #: Before a run that failed is repeated: the first time, and at most. Doubles in between.
+    retry_delay_s: float = 2.0
+    retry_longest_s: float = 60.0
+    #: How long an ended job and its content are kept.
+    retention_s: float = 30 * 86_400.0
+    #: How long an Idempotency-Key stands for its submission.
+    idempotency_retention_s: float = 60 * 86_400.0
+    max_lines: int = 50_000
+    max_line_bytes: int = 8 * 1024 * 1024
+    #: A submission larger than this goes through a temporary file.
+    spool_bytes: int = 1024 * 1024
+    longest_wait_s: float = 60.0

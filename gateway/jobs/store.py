@@ -1,0 +1,445 @@
+"""
+The jobs' tables, one method per statement.
+
+Everything that decides who may change a job is in the statements: the state it leaves and the claim that holds it.
+All times come from the database's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.resources
+import uuid
+from collections.abc import AsyncIterator, Collection, Sequence
+from typing import Any, TypeAlias
+
+import asyncpg
+import msgspec
+
+from gateway.call import Options
+from gateway.database import Connection, Pool, store_errors
+from gateway.jobs.model import Claimed, Decision, End, GiveBack, Held, JobView, Result, Status
+from gateway.jobs.settings import JobsSettings
+from gateway.jobs.submission import Line, storable
+from gateway.outcome import Outcome
+
+#: A connection of the pool, or one of its own.
+Session: TypeAlias = "Connection | asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
+
+_SQL = importlib.resources.files("gateway.jobs").joinpath("sql")
+
+#: Rows of one INSERT.
+INSERT_ROWS = 500
+
+_options = msgspec.json.Decoder(Options)
+_outcome = msgspec.json.Decoder(Outcome)
+
+
+def _read(name: str) -> str:
+    return _SQL.joinpath(f"{name}.sql").read_text()
+
+
+INSERT = _read("insert")
+CLAIM = _read("claim")
+INTEND = _read("intend")
+STORE_RESULT = _read("store_result")
+FINISH = _read("finish")
+GIVE_BACK = _read("give_back")
+CANCEL = _read("cancel")
+CANCEL_REQUESTS = _read("cancel_requests")
+GET = _read("get")
+LIST = _read("list")
+RESULTS = _read("results")
+ENDED = _read("ended")
+DELETE = _read("delete")
+DELETE_SUBMISSION = _read("delete_submission")
+EXPIRE = _read("expire")
+OWNERS = _read("owners")
+HELD = _read("held")
+PURGE = _read("purge")
+PURGE_SUBMISSIONS = _read("purge_submissions")
+ACCEPT_SUBMISSION = _read("accept_submission")
+SUBMISSION = _read("submission")
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt is about to be sent."""
+
+    job_id: uuid.UUID
+    claims: int
+    attempt: int
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came back, before it is settled."""
+
+    job_id: uuid.UUID
+    claims: int
+    attempt: int
+    #: JSON text.
+    body: str
+    status: int
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a claim ends."""
+
+    job_id: uuid.UUID
+    claims: int
+    decision: Decision
+    outcome: Outcome | None
+    attempts: int
+    #: Only where it could not be stored before.
+    answer: Answer | None = None
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What an Idempotency-Key stands for."""
+
+    submission_id: uuid.UUID
+    digest: bytes
+    answer: str
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which of a key's jobs. None: any."""
+
+    status: Status | None = None
+    session_id: str | None = None
+    custom_id: str | None = None
+    submission_id: uuid.UUID | None = None
+
+
+class JobStore:
+    """Every method raises `gateway.database.StoreUnavailable` when the store is away."""
+
+    def __init__(self, pool: Pool, settings: JobsSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+
+    # -------------------------------------------------------------- submission
+
+    async def insert(self, lines: Sequence[Line], connection: Session | None = None) -> None:
+        """Persist jobs, all or none; on `connection`, in its transaction. May be repeated."""
+        with store_errors():
+            await (connection or self._pool).execute(INSERT, *_columns(lines), self._settings.retention_s)
+
+    async def accept(self, connection: Session, key_id: uuid.UUID, key: str, accepted: Accepted) -> bool:
+        """Tie an Idempotency-Key to a submission. False: another one has it."""
+        with store_errors():
+            row = await connection.fetchval(
+                ACCEPT_SUBMISSION,
+                accepted.submission_id,
+                key_id,
+                key,
+                accepted.digest,
+                accepted.answer,
+                self._settings.idempotency_retention_s,
+            )
+        return row is not None
+
+    async def submission(self, key_id: uuid.UUID, key: str, connection: Session | None = None) -> Accepted | None:
+        with store_errors():
+            row = await (connection or self._pool).fetchrow(SUBMISSION, key_id, key)
+        if row is None:
+            return None
+        return Accepted(submission_id=row["submission_id"], digest=row["body_digest"], answer=row["answer"])
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Session]:
+        """To be entered under `store_errors`."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield connection
+
+    # -------------------------------------------------------------- callers
+
+    async def get(self, key_id: uuid.UUID, job_id: uuid.UUID) -> JobView | None:
+        with store_errors():
+            row = await self._pool.fetchrow(GET, job_id, key_id)
+        return None if row is None else _view(row)
+
+    async def page(
+        self, key_id: uuid.UUID, wanted: Filter, *, after: uuid.UUID | None, limit: int
+    ) -> Sequence[JobView]:
+        """A page in the order of ids, without the answers."""
+        return [_view(row) for row in await self._page(LIST, key_id, wanted, after, limit)]
+
+    async def results(
+        self, key_id: uuid.UUID, wanted: Filter, *, after: uuid.UUID | None, limit: int
+    ) -> Sequence[Result]:
+        """A page of ended jobs in the order of ids."""
+        rows = await self._page(RESULTS, key_id, wanted, after, limit)
+        return [
+            Result(
+                job_id=row["job_id"],
+                submission_id=row["submission_id"],
+                line=row["line"],
+                custom_id=row["custom_id"],
+                status=Status(row["status"]),
+                outcome=_decoded(row["outcome"]),
+                error_code=row["error_code"],
+                error_message=row["error_message"],
+                error_param=row["error_param"],
+                result=row["result"],
+                result_status=row["result_status"],
+            )
+            for row in rows
+        ]
+
+    async def cancel(self, key_id: uuid.UUID, job_id: uuid.UUID) -> Status | None:
+        """The state after it; None where there was nothing to cancel any more, or never."""
+        with store_errors():
+            status = await self._pool.fetchval(CANCEL, job_id, key_id, self._settings.retention_s)
+        return None if status is None else Status(status)
+
+    async def ended(self, job_ids: Collection[uuid.UUID]) -> Sequence[uuid.UUID]:
+        with store_errors():
+            return [row["job_id"] for row in await self._pool.fetch(ENDED, list(job_ids))]
+
+    async def delete(self, key_id: uuid.UUID, job_id: uuid.UUID) -> bool:
+        """False: it is not there, or has not ended."""
+        with store_errors():
+            return await self._pool.fetchval(DELETE, job_id, key_id) is not None
+
+    async def delete_submission(self, key_id: uuid.UUID, submission_id: uuid.UUID) -> int:
+        """The number of ended jobs that were deleted."""
+        after, upto = _range(Filter(submission_id=submission_id), None)
+        deleted = 0
+        while True:
+            with store_errors():
+                rows = await self._pool.fetch(DELETE_SUBMISSION, key_id, after, upto, INSERT_ROWS)
+            deleted += len(rows)
+            if len(rows) < INSERT_ROWS:
+                return deleted
+
+    # -------------------------------------------------------------- the runner
+
+    async def claim(self, owner: uuid.UUID, most: int) -> Sequence[Claimed]:
+        with store_errors():
+            rows = await self._pool.fetch(CLAIM, owner, most)
+        return [
+            Claimed(
+                job_id=row["job_id"],
+                key_id=row["key_id"],
+                model=row["model"],
+                body=row["body"],
+                options=_options.decode(row["options"]),
+                claims=row["claims"],
+                returned=row["returned"],
+                runs=row["runs"],
+                attempts_allowed=row["attempts_allowed"],
+                attempts=row["attempts"],
+                outcome=_decoded(row["outcome"]),
+                remaining_s=row["remaining_s"],
+            )
+            for row in rows
+        ]
+
+    async def intend(self, owner: uuid.UUID, intents: Sequence[Intent]) -> Sequence[bool]:
+        """For each, whether it may be sent: the job is still this claim's, and nobody has taken it back."""
+        with store_errors():
+            rows = await self._pool.fetch(
+                INTEND,
+                owner,
+                [intent.job_id for intent in intents],
+                [intent.claims for intent in intents],
+                [intent.attempt for intent in intents],
+            )
+        allowed = {row["job_id"] for row in rows if not row["cancel_requested"]}
+        return [intent.job_id in allowed for intent in intents]
+
+    async def store_results(self, owner: uuid.UUID, answers: Sequence[Answer]) -> Sequence[bool]:
+        """For each, whether the job was still this claim's."""
+        with store_errors():
+            rows = await self._pool.fetch(
+                STORE_RESULT,
+                owner,
+                [answer.job_id for answer in answers],
+                [answer.claims for answer in answers],
+                [answer.attempt for answer in answers],
+                [answer.body for answer in answers],
+                [answer.status for answer in answers],
+            )
+        stored = {row["job_id"] for row in rows}
+        return [answer.job_id in stored for answer in answers]
+
+    async def conclude(self, owner: uuid.UUID, endings: Sequence[Ending]) -> Sequence[Status | None]:
+        """For each, the state after it; None where the job was no longer this claim's."""
+        after: dict[uuid.UUID, Status] = {}
+        ends = [(ending, ending.decision) for ending in endings if isinstance(ending.decision, End)]
+        backs = [(ending, ending.decision) for ending in endings if isinstance(ending.decision, GiveBack)]
+        with store_errors():
+            if ends:
+                rows = await self._pool.fetch(FINISH, owner, *_finish_columns(ends), self._settings.retention_s)
+                finished = {row["job_id"] for row in rows}
+                after.update({ending.job_id: end.status for ending, end in ends if ending.job_id in finished})
+            if backs:
+                rows = await self._pool.fetch(GIVE_BACK, owner, *_give_back_columns(backs), self._settings.retention_s)
+                after.update({row["job_id"]: Status(row["status"]) for row in rows})
+        return [after.get(ending.job_id) for ending in endings]
+
+    async def cancel_requests(self, owner: uuid.UUID) -> Sequence[uuid.UUID]:
+        with store_errors():
+            return [row["job_id"] for row in await self._pool.fetch(CANCEL_REQUESTS, owner)]
+
+    # -------------------------------------------------------------- upkeep
+
+    async def expire(self, most: int = INSERT_ROWS) -> Sequence[uuid.UUID]:
+        with store_errors():
+            return [row["job_id"] for row in await self._pool.fetch(EXPIRE, most, self._settings.retention_s)]
+
+    async def owners(self, owner: uuid.UUID) -> Sequence[uuid.UUID]:
+        """The other processes that hold running jobs."""
+        with store_errors():
+            return [row["owner"] for row in await self._pool.fetch(OWNERS, owner)]
+
+    async def held(self, owner: uuid.UUID, *, except_for: Collection[uuid.UUID], most: int) -> Sequence[Held]:
+        with store_errors():
+            rows = await self._pool.fetch(HELD, owner, list(except_for), most)
+        return [
+            Held(
+                job_id=row["job_id"],
+                key_id=row["key_id"],
+                options=_options.decode(row["options"]),
+                claims=row["claims"],
+                returned=row["returned"],
+                runs=row["runs"],
+                attempts_allowed=row["attempts_allowed"],
+                attempts=row["attempts"],
+                intent_attempt=row["intent_attempt"],
+                cancel_requested=row["cancel_requested"],
+                outcome=_decoded(row["outcome"]),
+                result=row["result"],
+                result_attempt=row["result_attempt"],
+            )
+            for row in rows
+        ]
+
+    async def purge(self, most: int) -> int:
+        """Delete some of what is past its retention; the number of rows."""
+        with store_errors():
+            jobs = await self._pool.fetch(PURGE, most)
+            submissions = await self._pool.fetch(PURGE_SUBMISSIONS, most)
+        return len(jobs) + len(submissions)
+
+    async def _page(
+        self, statement: str, key_id: uuid.UUID, wanted: Filter, after: uuid.UUID | None, limit: int
+    ) -> Sequence[Any]:
+        low, high = _range(wanted, after)
+        with store_errors():
+            async with self._pool.acquire() as connection, connection.transaction():
+                # Which index is right depends on the filters that are given, which a generic plan does not know.
+                await connection.execute("set local plan_cache_mode = force_custom_plan")
+                return await connection.fetch(
+                    statement,
+                    key_id,
+                    low,
+                    high,
+                    wanted.status.value if wanted.status else None,
+                    wanted.session_id,
+                    wanted.custom_id,
+                    limit,
+                )
+
+
+#: More than the lines of any submission.
+_SPAN = 1 << 20
+
+
+def _range(wanted: Filter, after: uuid.UUID | None) -> tuple[uuid.UUID, uuid.UUID]:
+    """The ids to look at. Those of a submission follow its own id, so naming it needs no index of its own."""
+    low, high = uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1)
+    if wanted.submission_id is not None:
+        low = wanted.submission_id
+        high = uuid.UUID(int=min(low.int + _SPAN, high.int))
+    return max(low, after) if after is not None else low, high
+
+
+def _columns(lines: Sequence[Line]) -> tuple[list[Any], ...]:
+    return (
+        [line.job_id for line in lines],
+        [line.key_id for line in lines],
+        [line.submission_id for line in lines],
+        [line.number for line in lines],
+        [line.custom_id for line in lines],
+        [line.url for line in lines],
+        [line.model for line in lines],
+        [line.session_id for line in lines],
+        [line.klass for line in lines],
+        [line.body for line in lines],
+        [line.options for line in lines],
+        [line.attempts_allowed for line in lines],
+        [line.deadline_s for line in lines],
+        [line.fault.code if line.fault else None for line in lines],
+        [line.fault.message if line.fault else None for line in lines],
+        [line.fault.param if line.fault else None for line in lines],
+    )
+
+
+def _finish_columns(ends: Sequence[tuple[Ending, End]]) -> tuple[list[Any], ...]:
+    return (
+        [ending.job_id for ending, _ in ends],
+        [ending.claims for ending, _ in ends],
+        [end.status.value for _, end in ends],
+        [end.code for _, end in ends],
+        [_storable(end.message) for _, end in ends],
+        [_storable(end.param) for _, end in ends],
+        [_encoded(ending.outcome) for ending, _ in ends],
+        [ending.attempts for ending, _ in ends],
+        [ending.answer.body if ending.answer else None for ending, _ in ends],
+        [ending.answer.status if ending.answer else None for ending, _ in ends],
+    )
+
+
+def _give_back_columns(backs: Sequence[tuple[Ending, GiveBack]]) -> tuple[list[Any], ...]:
+    return (
+        [ending.job_id for ending, _ in backs],
+        [ending.claims for ending, _ in backs],
+        [back.delay_s for _, back in backs],
+        [int(back.in_order) for _, back in backs],
+        [int(back.counts) for _, back in backs],
+        [back.reason for _, back in backs],
+        [_encoded(ending.outcome) for ending, _ in backs],
+        [ending.attempts for ending, _ in backs],
+    )
+
+
+def _view(row: Any) -> JobView:
+    return JobView(
+        job_id=row["job_id"],
+        submission_id=row["submission_id"],
+        line=row["line"],
+        custom_id=row["custom_id"],
+        url=row["url"],
+        model=row["model"],
+        session_id=row["session_id"],
+        options=_options.decode(row["options"]),
+        status=Status(row["status"]),
+        created_at=row["created_at"],
+        not_before=row["not_before"],
+        deadline_at=row["deadline_at"],
+        claimed_at=row["claimed_at"],
+        attempts=row["attempts"],
+        wait_reason=row["wait_reason"],
+        outcome=_decoded(row["outcome"]),
+        error_code=row["error_code"],
+        error_message=row["error_message"],
+        error_param=row["error_param"],
+        cancel_requested=row["cancel_requested"],
+        ended_at=row["ended_at"],
+        expires_at=row["expires_at"],
+        result=row["result"],
+        result_status=row["result_status"],
+    )
+
+
+def _decoded(text: str | None) -> Outcome | None:
+    return None if text is None else _outcome.decode(text)
+
+
+def _encoded(outcome: Outcome | None) -> str | None:
+    return None if outcome is None else msgspec.json.encode(outcome).decode()
+
+
+def _storable(text: str | None) -> str | None:
+    return None if text is None else storable(text)

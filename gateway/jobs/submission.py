@@ -1,0 +1,300 @@
+"""
+From the lines of a submission to jobs, without I/O.
+
+A line is judged alone: what is wrong with it is said beside its neighbours' success, with its number, and it is kept
+as a failed job so that the results have a line for every line that was sent. Whatever could fail later for reasons
+that can be seen now is refused here: a job that waits a day to learn that a field was misspelt is a day lost.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from adapters.chat import ChatRequest
+from adapters.errors import MalformedRequest
+from admission.lease import Class, new_id
+from gateway.call import Options
+from gateway.errors import Code, GatewayError, InvalidRequest
+from gateway.jobs.settings import JobsSettings
+
+_V = TypeVar("_V")
+
+CHAT_COMPLETIONS = "/v1/chat/completions"
+MAX_CUSTOM_ID_CHARS = 512
+
+#: The fields of an OpenAI batch line, and what only a job has.
+_OF_THE_LINE = frozenset({"custom_id", "method", "url", "body"})
+_OF_THE_JOB = frozenset({"deadline_s", "max_attempts"})
+
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_string = msgspec.json.Decoder(str)
+_number = msgspec.json.Decoder(float)
+_whole = msgspec.json.Decoder(int)
+_switch = msgspec.json.Decoder(bool)
+_undecodable = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class ParseOptions(Protocol):
+    def __call__(self, fields: Mapping[str, Any], /, *, klass: Class) -> Options:
+        """The caller fields of a JSON object; `klass` where it names none. Raises InvalidRequest with the path."""
+        ...
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a line was refused."""
+
+    code: str
+    message: str
+    #: The path of the field that is at fault.
+    param: str | None = None
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a submission, ready for the store. With a fault it is kept as a failed job."""
+
+    job_id: uuid.UUID
+    key_id: uuid.UUID
+    submission_id: uuid.UUID
+    number: int
+    custom_id: str | None = None
+    url: str | None = None
+    model: str | None = None
+    session_id: str | None = None
+    klass: int = Class.BATCH.value
+    body: str | None = None
+    options: str = "{}"
+    attempts_allowed: int = 1
+    deadline_s: float = 0.0
+    fault: Fault | None = None
+
+    @property
+    def size(self) -> int:
+        """Roughly the bytes it takes."""
+        return 300 + len(self.body or "") + len(self.options)
+
+
+class Judge:
+    """What makes a line acceptable. One for the life of the process."""
+
+    def __init__(
+        self,
+        *,
+        caller_fields: Collection[str],
+        parse_options: ParseOptions,
+        parse_chat: Callable[[bytes], ChatRequest],
+        resolve: Callable[[str], object],
+        unambiguous: Callable[[bytes], object],
+        settings: JobsSettings,
+    ) -> None:
+        """
+        `parse_chat` raises MalformedRequest, `resolve` ModelNotFound for a model that is not configured, `unambiguous`
+        InvalidRequest for JSON with two members of one name.
+        """
+        self._caller_fields = frozenset(caller_fields)
+        self._known = self._caller_fields | _OF_THE_LINE | _OF_THE_JOB
+        self._parse_options = parse_options
+        self._parse_chat = parse_chat
+        self._resolve = resolve
+        self._unambiguous = unambiguous
+        self.settings = settings
+
+    def judge(self, raw: bytes, line: Line) -> Line:
+        """`line` filled from its text. Raises GatewayError; `custom_id_of` may still tell which line it was."""
+        members = self._members(raw)
+        unknown = members.keys() - self._known
+        if unknown:
+            raise InvalidRequest("unknown field", code=Code.UNSUPPORTED_FIELD, param=_shown(min(unknown)))
+        custom_id = _text(members, "custom_id")
+        if custom_id is not None and not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+            raise InvalidRequest(f"must have 1 to {MAX_CUSTOM_ID_CHARS} characters", param="custom_id")
+        if _text(members, "method") not in {None, "POST"}:
+            raise InvalidRequest("must be POST", param="method")
+        url = _text(members, "url")
+        if url is None:
+            raise InvalidRequest("is required", param="url")
+        if url != CHAT_COMPLETIONS:
+            raise InvalidRequest(f"only {CHAT_COMPLETIONS} can be submitted", param="url")
+        if "body" not in members:
+            raise InvalidRequest("is required", param="body")
+        body = bytes(members["body"])
+        model = self._model(body)
+        options = self._options(members, line.job_id)
+        return msgspec.structs.replace(
+            line,
+            custom_id=custom_id,
+            url=url,
+            model=model,
+            session_id=options.session_id,
+            klass=options.klass.value,
+            body=body.decode(),
+            options=msgspec.json.encode(options).decode(),
+            attempts_allowed=self._attempts(members),
+            deadline_s=self._deadline(members),
+        )
+
+    def _members(self, raw: bytes) -> dict[str, msgspec.Raw]:
+        try:
+            members = _members.decode(raw)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest("must be a JSON object") from error
+        except _undecodable as error:
+            raise InvalidRequest("is not valid JSON", code=Code.INVALID_JSON) from error
+        self._unambiguous(raw)
+        return members
+
+    def _model(self, body: bytes) -> str:
+        try:
+            members = _members.decode(body)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest("must be a JSON object", param="body") from error
+        model = _text(members, "model", "body.")
+        if not model:
+            raise InvalidRequest("is required", param="body.model")
+        if _value(members, "stream", _switch, "true or false", "body."):
+            raise InvalidRequest("a job's answer is not streamed", code=Code.UNSUPPORTED_FIELD, param="body.stream")
+        try:
+            self._parse_chat(body)
+        except MalformedRequest as error:
+            raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
+        self._resolve(model)
+        return model
+
+    def _options(self, members: Mapping[str, msgspec.Raw], job_id: uuid.UUID) -> Options:
+        given = {name: value for name, value in members.items() if name in self._caller_fields}
+        options = self._parse_options(given, klass=Class.BATCH)
+        return msgspec.structs.replace(options, debit_id=options.debit_id or str(job_id))
+
+    def _attempts(self, members: Mapping[str, msgspec.Raw]) -> int:
+        most = self.settings.most_attempts
+        given: int | None = _value(members, "max_attempts", _whole, "a whole number")
+        if given is not None and not 1 <= given <= most:
+            raise InvalidRequest(f"must be from 1 to {most}", param="max_attempts")
+        return self.settings.max_attempts if given is None else given
+
+    def _deadline(self, members: Mapping[str, msgspec.Raw]) -> float:
+        most = self.settings.longest_deadline_s
+        given: float | None = _value(members, "deadline_s", _number, "a number of seconds")
+        if given is not None and not 0 < given <= most:
+            raise InvalidRequest(f"must be above 0 and at most {most:g}", param="deadline_s")
+        return self.settings.deadline_s if given is None else given
+
+
+class Submission:
+    """The lines of one submission, numbered from 1. Its jobs' ids follow its own, in line order."""
+
+    def __init__(self, judge: Judge, key_id: uuid.UUID) -> None:
+        self._judge = judge
+        self._key_id = key_id
+        # The highest of the low 62 bits is cleared: counting up from here never carries into the rest.
+        self.submission_id = uuid.UUID(int=new_id().int & ~(1 << 61))
+        self._custom_ids: set[str] = set()
+
+    def add(self, number: int, raw: bytes | None) -> Line:
+        """The line as a job. `raw` is None for a line that was too long to be kept."""
+        line = Line(
+            job_id=uuid.UUID(int=self.submission_id.int + number),
+            key_id=self._key_id,
+            submission_id=self.submission_id,
+            number=number,
+        )
+        try:
+            if raw is None:
+                most = self._judge.settings.max_line_bytes
+                raise InvalidRequest(f"a line may have {most} bytes", code=Code.PAYLOAD_TOO_LARGE)
+            judged = self._judge.judge(raw, line)
+            if judged.custom_id is not None and judged.custom_id in self._custom_ids:
+                raise InvalidRequest("is used by an earlier line of this submission", param="custom_id")
+        except GatewayError as error:
+            fault = Fault(code=error.code.value, message=storable(error.message), param=_stored(error.param))
+            custom_id = None if raw is None else _custom_id_of(raw)
+            return msgspec.structs.replace(line, custom_id=custom_id, fault=fault)
+        if judged.custom_id is not None:
+            self._custom_ids.add(judged.custom_id)
+        return judged
+
+
+class LineSplitter:
+    """Bytes to numbered lines, at any split, holding no more than one line. Blank lines count and are left out."""
+
+    def __init__(self, *, max_line_bytes: int) -> None:
+        self._most = max_line_bytes
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._number = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes | None]]:
+        """The lines completed by these bytes; None in place of one that is too long."""
+        *whole, rest = data.split(b"\n")
+        for piece in whole:
+            self._hold(piece)
+            yield from self._take()
+        self._hold(rest)
+
+    def close(self) -> Iterator[tuple[int, bytes | None]]:
+        """The last line, where it did not end with a line feed."""
+        yield from self._take()
+
+    def _hold(self, piece: bytes) -> None:
+        self._held += len(piece)
+        if self._held > self._most:
+            self._pieces.clear()
+        elif piece:
+            self._pieces.append(piece)
+
+    def _take(self) -> Iterator[tuple[int, bytes | None]]:
+        self._number += 1
+        too_long = self._held > self._most
+        line = b"".join(self._pieces)
+        self._pieces.clear()
+        self._held = 0
+        if self._number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if too_long:
+            yield self._number, None
+        elif line.strip():
+            yield self._number, line
+
+
+def storable(text: str) -> str:
+    """PostgreSQL's text has no NUL and no lone surrogates."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()
+
+
+def _stored(text: str | None) -> str | None:
+    return None if text is None else storable(text)
+
+
+def _custom_id_of(raw: bytes) -> str | None:
+    """Which line it was, where that much can be read."""
+    try:
+        custom_id = _text(_members.decode(raw), "custom_id")
+    except (*_undecodable, GatewayError):
+        return None
+    return custom_id if custom_id and len(custom_id) <= MAX_CUSTOM_ID_CHARS else None
+
+
+def _text(members: Mapping[str, msgspec.Raw], name: str, at: str = "") -> str | None:
+    value: str | None = _value(members, name, _string, "a string", at)
+    if value is not None and "\0" in value:
+        raise InvalidRequest("must not contain NUL", param=at + name)
+    return value
+
+
+def _value(
+    members: Mapping[str, msgspec.Raw], name: str, decoder: msgspec.json.Decoder[_V], kind: str, at: str = ""
+) -> _V | None:
+    """None where it is absent or null."""
+    if name not in members or bytes(members[name]) == b"null":
+        return None
+    try:
+        return decoder.decode(members[name])
+    except _undecodable as error:
+        raise InvalidRequest(f"must be {kind}", param=at + name) from error
+
+
+def _shown(name: str) -> str:
+    return name[:64] if name.isprintable() else "?"
