@@ -235,13 +235,14 @@ class Keys:
             async with self._store.alone() as session:
                 found = await session.by_digest(digest)
                 if found is not None:
-                    return EnvironmentKey.UNCHANGED if found.usable else EnvironmentKey.REFUSED
-                if await session.replace_digest(ENVIRONMENT, digest):
+                    done = EnvironmentKey.UNCHANGED if found.usable else EnvironmentKey.REFUSED
+                elif await session.replace_digest(ENVIRONMENT, digest):
                     done = EnvironmentKey.REPLACED
                 else:
                     new = NewKey(key_id=new_id(), name=ENVIRONMENT, digest=digest, scopes=_EVERY_SCOPE)
                     await session.insert(new)
                     done = EnvironmentKey.ADDED
+            # Also where nothing was written: another process may have done it a moment ago.
             await self._refresh()
         return done
 

@@ -30,13 +30,15 @@ MAX_PROVIDERS = 64
 #: Seconds.
 MAX_SPILL_AFTER_S = 86_400.0
 MAX_FENCE = 2**63 - 1
+#: Digits of an amount of money before the point, and after it.
+MAX_DIGITS = 12
 
 HEADER_PREFIX = "x-tollbridge-"
 
 #: What an HTTP API calls the idempotency key, beside our own name for it.
 IDEMPOTENCY_KEY = "idempotency-key"
 
-_DECIMAL = re.compile(r"\d{1,12}(\.\d{1,12})?", re.ASCII)
+_DECIMAL = re.compile(rf"\d{{1,{MAX_DIGITS}}}(\.\d{{1,{MAX_DIGITS}}})?", re.ASCII)
 _WHOLE = re.compile(r"\d{1,19}", re.ASCII)
 
 
@@ -127,12 +129,19 @@ def _class(value: Any) -> Class:
 
 def _usd(value: Any) -> Decimal:
     """Decimal text, or a JSON number that was read exactly. A float has lost what it said."""
-    text = value if isinstance(value, str) else format(value, "f") if isinstance(value, Decimal) else str(value)
-    if isinstance(value, bool | float) or not _DECIMAL.fullmatch(text):
-        raise Refused(
-            'must be a decimal number of USD, such as "0.25", with at most 12 digits before and after the point'
-        )
-    return Decimal(text)
+    if (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, str) and _DECIMAL.fullmatch(value)
+    ):
+        value = Decimal(value)
+    # The exponent first: written out, 1e999999999 would fill the memory.
+    if not isinstance(value, Decimal) or value < 0 or value.adjusted() >= MAX_DIGITS or _places(value) > MAX_DIGITS:
+        raise Refused(f'must be a decimal number of USD, such as "0.25", with up to {MAX_DIGITS} digits on either side')
+    return value
+
+
+def _places(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else MAX_DIGITS + 1
 
 
 def _providers(value: Any) -> tuple[str, ...]:

@@ -26,9 +26,7 @@ class Readiness(Protocol):
     """Whether this process may be sent work."""
 
     def ready(self) -> tuple[bool, dict[str, str]]:
-        """
-        Ready only while the stores answer and the process is not stopping, and how each part is. No I/O.
-        """
+        """Ready only while the stores answer and the process is not stopping, and how each part is. No I/O."""
         ...
 
 
