@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -37,7 +38,7 @@ async def serving(line: FakeLine, **settings) -> AsyncIterator[tuple[gateway_pb2
         open_server(chosen, line=line, authenticator=FakeKeys()) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
-        yield gateway_pb2_grpc.GatewayStub(channel), server
+        yield gateway_pb2_grpc.GatewayStub(channel), server  # type: ignore[no-untyped-call]
 
 
 async def read_all(call) -> tuple[list[str], grpc.StatusCode]:
@@ -51,6 +52,7 @@ async def read_all(call) -> tuple[list[str], grpc.StatusCode]:
 async def details_of(call) -> tuple[error_details_pb2.ErrorInfo, error_details_pb2.RetryInfo, pb.Outcome]:
     info, retry, report = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), pb.Outcome()
     rich = await rpc_status.aio.from_call(call)
+    assert rich is not None
     for detail in rich.details:
         for known in (info, retry, report):
             detail.Unpack(known)
@@ -409,7 +411,7 @@ async def test_reflection_lists_the_services(version: str) -> None:
 async def test_health_follows_what_the_gateway_says() -> None:
     serves, serves_not = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
     async with serving(FakeLine()) as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         for said, serving_now in ((serves, True), (serves_not, False), (serves, True)):
             await server.set_serving(serving_now)
             for service in ("", SERVICE):
@@ -426,7 +428,8 @@ async def test_a_draining_server_says_so_and_lets_streams_finish() -> None:
 
     async with serving(FakeLine(items=slow)) as (stub, server):
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{server.port}")
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         call = stub.Stream(QUESTION, metadata=GOOD)
         await call.read()
