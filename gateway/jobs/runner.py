@@ -50,8 +50,8 @@ _FOR_EVER_S = float("inf")
 class Callers(Protocol):
     """Who a key is. `gateway.keys` is it."""
 
-    async def caller(self, key_id: uuid.UUID) -> Caller | None:
-        """None: it was revoked, or never was."""
+    def caller(self, key_id: uuid.UUID) -> Caller | None:
+        """None: it was revoked, or never was. No I/O."""
         ...
 
 
@@ -315,7 +315,7 @@ class Runner:
         if job.remaining_s <= 0:
             return EXPIRED, None
         try:
-            call = await self._call(job)
+            call = self._call(job)
             run.in_line = True
             completion = await self._line.complete(call, run)
         except GatewayError as error:
@@ -344,14 +344,14 @@ class Runner:
             await run.completed(completion.response, max([a.number for a in completion.outcome.attempts], default=1))
         return SUCCEEDED, completion.outcome
 
-    async def _call(self, job: Claimed) -> Call:
-        caller = await self._callers.caller(job.key_id)
+    def _call(self, job: Claimed) -> Call:
+        caller = self._callers.caller(job.key_id)
         if caller is None:
             raise PermissionDenied("the API key of the job was revoked")
         try:
             chat = self.format.parse_request(job.body.encode())
         except MalformedRequest as error:
-            raise InvalidRequest(error.reason, param=f"body.{error.path}") from error
+            raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
         return Call(
             request_id=new_id().hex,
             caller=caller,

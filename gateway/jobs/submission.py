@@ -148,18 +148,15 @@ class Judge:
 
     def _model(self, body: bytes) -> str:
         try:
-            members = _members.decode(body)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest("must be a JSON object", param="body") from error
+            chat = self._parse_chat(body)
+        except MalformedRequest as error:
+            raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
+        members = chat.native.fields if chat.native is not None else _members.decode(body)
         model = _text(members, "model", "body.")
         if not model:
             raise InvalidRequest("is required", param="body.model")
         if _value(members, "stream", _switch, "true or false", "body."):
             raise InvalidRequest("a job's answer is not streamed", code=Code.UNSUPPORTED_FIELD, param="body.stream")
-        try:
-            self._parse_chat(body)
-        except MalformedRequest as error:
-            raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
         self._resolve(model)
         return model
 

@@ -1,0 +1,431 @@
+"""
+Jobs over HTTP: submit now, collect later.
+
+`POST /v1/jobs` is answered with 202 after the commit and never before. What belongs to another key is answered exactly
+as what never was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from admission.lease import Waiting
+from gateway.call import Scope
+from gateway.database import StoreUnavailable
+from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFound
+from gateway.jobs.intake import Idempotency, Intake, Receipt
+from gateway.jobs.model import TERMINAL, JobView, Result, Status
+from gateway.jobs.settings import JobsSettings
+from gateway.jobs.store import Filter, JobStore
+from gateway.jobs.submission import LineSplitter
+from gateway.jobs.watch import Watch
+from gateway.outcome import Outcome
+from gateway.rest.body import decode
+from gateway.rest.endpoint import Endpoint, Exchange, usd
+from gateway.rest.fields import IDEMPOTENCY_KEY
+from gateway.rest.status import error_body
+
+NDJSON = "application/x-ndjson"
+MAX_IDEMPOTENCY_KEY_CHARS = 255
+#: Jobs of a page of the list: where nothing is said, and at most.
+DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
+#: Results read from the store at once.
+RESULTS_PAGE = 100
+
+_FILTERS = ("status", "session_id", "submission_id", "custom_id")
+
+
+class Waits(Protocol):
+    """Why requests wait. Admission knows."""
+
+    async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:
+        """Of those that wait in a queue. Raises StoreUnavailable."""
+        ...
+
+
+class Cancels(Protocol):
+    """Whoever may be running a job here. `gateway.jobs.runner.Runner` is it."""
+
+    def cancel(self, job_id: uuid.UUID) -> None:
+        """Its row already says that it is to be taken back."""
+        ...
+
+
+class _Document(msgspec.Struct):
+    jobs: list[msgspec.Raw]
+
+
+def routes(
+    *, store: JobStore, intake: Intake, watch: Watch, runner: Cancels, waits: Waits, settings: JobsSettings
+) -> list[Endpoint]:
+    """The endpoints of this module."""
+
+    async def submit(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        key = _idempotency_key(exchange)
+        digest = hashlib.sha256()
+        idempotency = None if key is None else Idempotency(key=key, digest=digest.digest)
+        single = False
+        if exchange.media_type == NDJSON:
+            lines = _ndjson(exchange, digest, settings.max_line_bytes)
+        elif exchange.media_type == "application/json":
+            body = await exchange.body()
+            digest.update(body)
+            documents = _documents(body)
+            single = documents is None
+            lines = _listed([body] if documents is None else documents)
+        else:
+            raise GatewayError(
+                f"send `content-type: application/json` or `{NDJSON}`",
+                code=Code.UNSUPPORTED_MEDIA_TYPE,
+                param="content-type",
+            )
+        receipt, repeated = await intake.submit(exchange.caller.key_id, lines, idempotency)
+        if not receipt.accepted:
+            return _nothing_accepted(exchange, receipt, single=single)
+        return exchange.answer(receipt, status=202, headers={"Idempotent-Replayed": "true"} if repeated else None)
+
+    async def get(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query(("wait",))
+        wait_s = _seconds(query["wait"], settings.longest_wait_s) if "wait" in query else 0.0
+        key_id, job_id = exchange.caller.key_id, _job_id(exchange)
+        with _content_store():
+            if wait_s > 0:
+                job = await _awaited(exchange, store, watch, job_id, wait_s)
+            else:
+                job = await store.get(key_id, job_id)
+        if job is None:
+            raise _absent()
+        waiting = await _waiting(waits, [job])
+        return exchange.answer(_rendered(job, waiting) | {"outcome": _plain(job.outcome)})
+
+    async def page(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query((*_FILTERS, "cursor", "limit"))
+        limit = _limit(query.get("limit"))
+        after = _uuid(query["cursor"], "cursor") if "cursor" in query else None
+        with _content_store():
+            jobs = await store.page(exchange.caller.key_id, _filter(query), after=after, limit=limit + 1)
+        more, jobs = len(jobs) > limit, jobs[:limit]
+        waiting = await _waiting(waits, jobs)
+        return exchange.answer(
+            {
+                "object": "list",
+                "data": [_rendered(job, waiting) for job in jobs],
+                "has_more": more,
+                "next_cursor": str(jobs[-1].job_id) if more else None,
+            }
+        )
+
+    async def results(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query(_FILTERS)
+        key_id, wanted = exchange.caller.key_id, _filter(query)
+        if wanted.status is not None and wanted.status not in TERMINAL:
+            raise InvalidRequest("only ended jobs have results", param="status")
+        with _content_store():
+            found = await store.results(key_id, wanted, after=None, limit=RESULTS_PAGE)
+        response = exchange.stream(NDJSON)
+        await response.prepare(exchange.request)
+        while found:
+            await response.write(b"".join(_result_line(result) for result in found))
+            if len(found) < RESULTS_PAGE:
+                break
+            with _content_store():
+                found = await store.results(key_id, wanted, after=found[-1].job_id, limit=RESULTS_PAGE)
+        await response.write_eof()
+        return response
+
+    async def cancel(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        key_id, job_id = exchange.caller.key_id, _job_id(exchange)
+        with _content_store():
+            status = await store.cancel(key_id, job_id)
+            if status is Status.RUNNING:
+                runner.cancel(job_id)
+            elif status is not None:
+                watch.ended([job_id])
+            job = await store.get(key_id, job_id)
+        if job is None:
+            raise _absent()
+        return exchange.answer(_rendered(job, {}) | {"outcome": _plain(job.outcome)})
+
+    async def delete(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        key_id, job_id = exchange.caller.key_id, _job_id(exchange)
+        with _content_store():
+            deleted = await store.delete(key_id, job_id)
+            if not deleted and await store.get(key_id, job_id) is None:
+                raise _absent()
+        if not deleted:
+            raise Conflict("the job has not ended: cancel it first")
+        return exchange.answer({"id": job_id, "object": "job", "deleted": True})
+
+    async def delete_submission(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query(("submission_id",))
+        if "submission_id" not in query:
+            raise InvalidRequest("is required", param="submission_id")
+        submission_id = _uuid(query["submission_id"], "submission_id")
+        key_id = exchange.caller.key_id
+        with _content_store():
+            deleted = await store.delete_submission(key_id, submission_id)
+            left = await store.page(key_id, Filter(submission_id=submission_id), after=None, limit=1)
+        if not deleted and not left:
+            raise NotFound("no such submission")
+        return exchange.answer({"submission_id": submission_id, "deleted": deleted, "some_not_ended": bool(left)})
+
+    return [
+        Endpoint(method="POST", path="/v1/jobs", access=Scope.JOBS, handler=submit),
+        Endpoint(method="GET", path="/v1/jobs", access=Scope.JOBS, handler=page),
+        Endpoint(method="DELETE", path="/v1/jobs", access=Scope.JOBS, handler=delete_submission),
+        Endpoint(method="GET", path="/v1/jobs/results", access=Scope.JOBS, handler=results),
+        Endpoint(method="GET", path="/v1/jobs/{job_id}", access=Scope.JOBS, handler=get),
+        Endpoint(method="DELETE", path="/v1/jobs/{job_id}", access=Scope.JOBS, handler=delete),
+        Endpoint(method="POST", path="/v1/jobs/{job_id}/cancel", access=Scope.JOBS, handler=cancel),
+    ]
+
+
+# ------------------------------------------------------------------ reading
+
+
+async def _ndjson(
+    exchange: Exchange, digest: hashlib._Hash, max_line_bytes: int
+) -> AsyncIterator[tuple[int, bytes | None]]:
+    splitter = LineSplitter(max_line_bytes=max_line_bytes)
+    async for piece in exchange.chunks():
+        digest.update(piece)
+        for line in splitter.feed(piece):
+            yield line
+    for line in splitter.close():
+        yield line
+
+
+async def _listed(documents: Sequence[bytes | msgspec.Raw]) -> AsyncIterator[tuple[int, bytes | None]]:
+    for number, document in enumerate(documents, 1):
+        yield number, bytes(document)
+
+
+def _documents(body: bytes) -> Sequence[msgspec.Raw] | None:
+    """The jobs of `{"jobs": [...]}`; None where the body is one job itself."""
+    members = decode(body, dict[str, msgspec.Raw])
+    if "jobs" not in members:
+        return None
+    unknown = members.keys() - {"jobs"}
+    if unknown:
+        name = min(unknown)
+        raise InvalidRequest("unknown field", param=name[:64] if name.isprintable() else None)
+    return msgspec.json.decode(body, type=_Document).jobs if members else None
+
+
+def _idempotency_key(exchange: Exchange) -> str | None:
+    given = exchange.request.headers.getall(IDEMPOTENCY_KEY, [])
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidRequest("given twice", param=IDEMPOTENCY_KEY)
+    if not 1 <= len(given[0]) <= MAX_IDEMPOTENCY_KEY_CHARS or not given[0].isprintable():
+        raise InvalidRequest(f"must have 1 to {MAX_IDEMPOTENCY_KEY_CHARS} printable characters", param=IDEMPOTENCY_KEY)
+    return given[0]
+
+
+def _filter(query: Mapping[str, str]) -> Filter:
+    status = query.get("status")
+    if status is not None and status not in set(Status):
+        raise InvalidRequest(f"must be one of: {', '.join(Status)}", param="status")
+    return Filter(
+        status=None if status is None else Status(status),
+        session_id=query.get("session_id"),
+        custom_id=query.get("custom_id"),
+        submission_id=_uuid(query["submission_id"], "submission_id") if "submission_id" in query else None,
+    )
+
+
+def _job_id(exchange: Exchange) -> uuid.UUID:
+    try:
+        return uuid.UUID(exchange.path_args["job_id"])
+    except ValueError:
+        raise _absent() from None
+
+
+def _uuid(text: str, param: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError as error:
+        raise InvalidRequest("must be a UUID", param=param) from error
+
+
+def _limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_LIMIT
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MAX_LIMIT):
+        raise InvalidRequest(f"must be from 1 to {MAX_LIMIT}", param="limit")
+    return int(text)
+
+
+def _seconds(text: str, most: float) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= most:
+        raise InvalidRequest(f"must be a number of seconds from 0 to {most:g}", param="wait")
+    return seconds
+
+
+async def _awaited(
+    exchange: Exchange, store: JobStore, watch: Watch, job_id: uuid.UUID, wait_s: float
+) -> JobView | None:
+    """The job once it has ended, or as it is when the time is over or the process begins to stop."""
+    key_id = exchange.caller.key_id
+    with watch.on(job_id) as ended:
+        job = await store.get(key_id, job_id)
+        if job is None or job.status in TERMINAL:
+            return job
+        over = [asyncio.ensure_future(event.wait()) for event in (ended, exchange.draining)]
+        try:
+            await asyncio.wait(over, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in over:
+                waiting.cancel()
+    return await store.get(key_id, job_id)
+
+
+async def _waiting(waits: Waits, jobs: Sequence[JobView]) -> Mapping[str, Waiting]:
+    debits = [job.options.debit_id for job in jobs if job.status is Status.RUNNING and job.options.debit_id]
+    if not debits:
+        return {}
+    try:
+        return await waits.waiting(debits)
+    except StoreUnavailable:
+        # The job is known all the same.
+        return {}
+
+
+@contextlib.contextmanager
+def _content_store() -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise GatewayError(
+            "the store of jobs cannot be reached", code=Code.CONTENT_STORE_UNAVAILABLE, retry_after_s=1.0
+        ) from error
+
+
+def _absent() -> NotFound:
+    return NotFound("no such job")
+
+
+# ------------------------------------------------------------------ rendering
+
+
+def _nothing_accepted(exchange: Exchange, receipt: Receipt, *, single: bool) -> web.StreamResponse:
+    if not receipt.errors:
+        raise InvalidRequest("there is no job in the body", param="body")
+    first = receipt.errors[0]
+    if single:
+        raise GatewayError(first.message, code=Code(first.code), param=first.param)
+    error = InvalidRequest(f"no line can be accepted; the first: {first.message}", param=first.param)
+    body: dict[str, Any] = {**error_body(error, exchange.request_id)}
+    body["errors"] = [msgspec.structs.replace(entry, id=None) for entry in receipt.errors]
+    return exchange.answer(body, status=error.status.http)
+
+
+def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object]:
+    outcome = job.outcome
+    return {
+        "id": job.job_id,
+        "object": "job",
+        "submission_id": job.submission_id,
+        "line": job.line,
+        "custom_id": job.custom_id,
+        "status": job.status.value,
+        "url": job.url,
+        "model": job.model,
+        "session_id": job.session_id,
+        "class": job.options.klass.name.lower(),
+        "created_at": job.created_at,
+        "deadline_at": job.deadline_at,
+        "started_at": job.claimed_at,
+        "ended_at": job.ended_at,
+        "expires_at": job.expires_at,
+        "cancel_requested": job.cancel_requested,
+        "attempts": job.attempts,
+        "route": outcome.route if outcome else None,
+        "usage": outcome.usage if outcome else None,
+        "cost_usd": _cost_usd(outcome),
+        "waiting": _why(job, waiting),
+        "error": _error(job),
+        "response": None if job.result is None else _response(job.result, job.result_status, outcome),
+    }
+
+
+def _result_line(result: Result) -> bytes:
+    """A line of OpenAI's batch output, with what we know beside it."""
+    line = {
+        "id": result.job_id,
+        "custom_id": result.custom_id,
+        "response": None if result.result is None else _response(result.result, result.result_status, result.outcome),
+        "error": _error(result),
+        "job_id": result.job_id,
+        "line": result.line,
+        "status": result.status.value,
+        "cost_usd": _cost_usd(result.outcome),
+    }
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _response(body: str, status: int | None, outcome: Outcome | None) -> dict[str, object]:
+    return {
+        "status_code": status,
+        "request_id": outcome.request_id if outcome else None,
+        "body": msgspec.Raw(body.encode()),
+    }
+
+
+def _error(job: JobView | Result) -> dict[str, str | None] | None:
+    if job.error_code is None:
+        return None
+    return {"code": job.error_code, "message": job.error_message, "param": job.error_param}
+
+
+def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | None:
+    """Why it is not being executed now. Null: it is, or it has ended."""
+    until: datetime | None
+    if job.status is Status.QUEUED:
+        # Not claimed yet: it waits for a free runner, or out what it was refused for.
+        until = job.not_before if job.wait_reason is not None else None
+        return {"reason": job.wait_reason or "runner", "position": None, "group": None, "until": until}
+    found = waiting.get(job.options.debit_id or "")
+    if job.status is not Status.RUNNING or found is None:
+        return None
+    return {"reason": found.reason, "position": found.position, "group": found.group, "until": None}
+
+
+def _cost_usd(outcome: Outcome | None) -> str | None:
+    """A decimal string; null where it is not known, which is not zero."""
+    return None if outcome is None or outcome.cost.usd is None else usd(outcome.cost.usd)
+
+
+def _plain(value: object) -> object:
+    """JSON's own types, with money as text without an exponent."""
+    return _spelled(msgspec.to_builtins(value, builtin_types=(Decimal,)))
+
+
+def _spelled(value: object) -> object:
+    match value:
+        case Decimal():
+            return usd(value)
+        case dict():
+            return {name: _spelled(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_spelled(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,158 @@
+"""A line without providers: it does what the model's name says, and keeps a ledger of what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
+from decimal import Decimal
+from typing import Any
+
+from adapters.chat import ChatResponse, Choice, StopReason
+from gateway.answer import SILENT, Item, Observer
+from gateway.call import Call, Caller, Completion, Options, Scope
+from gateway.errors import AdmissionRefused, AllRoutesFailed, Code, UpstreamRejected
+from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
+from metering.usage import Usage
+
+ROUTE = RouteReport(route_id="r1", provider="fake", model="fake-1", protocol="chat_completions")
+PRICE = Decimal("0.000000125")
+
+
+def response(text: str = "hello") -> ChatResponse:
+    return ChatResponse(
+        choices=(Choice(index=0, text=text, stop_reason=StopReason.STOP, native_stop_reason="stop"),),
+        usage=Usage(input_total=10, output_total=5),
+        response_id="chatcmpl-1",
+        served_model="fake-1",
+    )
+
+
+def outcome(
+    call: Call, attempt: int, *, ended: str = "complete", status: str = "success", error_class: str | None = None
+) -> Outcome:
+    cost = (
+        Cost(state="charged", usd=PRICE)
+        if status == "success"
+        else Cost(state="unknown", upper_bound_usd=Decimal(1))
+        if status == "unknown"
+        else Cost(state="zero", usd=Decimal(0), reason="error")
+    )
+    report = AttemptReport(number=attempt, route=ROUTE, status=status, error_class=error_class, cost=cost)
+    return Outcome(
+        request_id=call.request_id,
+        debit_id=call.options.debit_id or "",
+        ended=ended,
+        attempts=(report,),
+        usage=Usage(input_total=10, output_total=5) if status == "success" else Usage(),
+        cost=cost,
+        settlement="settled",
+    )
+
+
+class FakeLine:
+    """
+    Models: "ok", "wait" (sent, then until `gate` opens), "queue" (not sent, until `gate` opens), "busy" (refused until
+    `free` is set), "flaky" (fails the first run), "down" (always fails), "uncertain", "rejected", "fault".
+    """
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.free = asyncio.Event()
+        self.sent: Counter[str] = Counter()
+        self.attempts: list[tuple[str, int]] = []
+        self.inside = asyncio.Event()
+        self.cancelled: list[str] = []
+        self.refused = 0
+        #: Called with the debit between the stored answer and the settlement, and after the latter.
+        self.pause_before_settlement: asyncio.Event | None = None
+
+    async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
+        try:
+            return await self._complete(call, observer)
+        except asyncio.CancelledError:
+            self.cancelled.append(call.options.debit_id or "")
+            raise
+
+    async def _complete(self, call: Call, observer: Observer) -> Completion:
+        debit, attempt = call.options.debit_id or "", call.attempts_before + 1
+        if call.model == "queue":
+            self.inside.set()
+            await self.gate.wait()
+        if call.model == "busy" and not self.free.is_set():
+            self.refused += 1
+            raise AdmissionRefused("the queue is full", code=Code.QUEUE_FULL)
+        observer.started(ROUTE, attempt)
+        await observer.dispatching(attempt)
+        self.sent[debit] += 1
+        self.attempts.append((debit, attempt))
+        self.inside.set()
+        match call.model:
+            case "wait":
+                await self.gate.wait()
+            case "flaky" if self.sent[debit] == 1:
+                failed = outcome(call, attempt, ended="failed", status="error", error_class="transient")
+                raise AllRoutesFailed("every route failed", outcome=failed)
+            case "down":
+                failed = outcome(call, attempt, ended="failed", status="error", error_class="transient")
+                raise AllRoutesFailed("every route failed", outcome=failed)
+            case "uncertain":
+                unknown = outcome(call, attempt, ended="uncertain", status="unknown", error_class="network")
+                raise AllRoutesFailed("every route failed", outcome=unknown)
+            case "rejected":
+                failed = outcome(call, attempt, ended="failed", status="error", error_class="fatal")
+                raise UpstreamRejected("the provider refused it\0", outcome=failed)
+            case "fault":
+                raise RuntimeError("a bug")
+            case _:
+                pass
+        answer = response()
+        await observer.completed(answer, attempt)
+        if self.pause_before_settlement is not None:
+            await self.pause_before_settlement.wait()
+        return Completion(response=answer, outcome=outcome(call, attempt))
+
+    def stream(self, call: Call, observer: Observer = SILENT) -> AbstractAsyncContextManager[AsyncIterator[Item]]:
+        raise NotImplementedError
+
+
+class FakeCallers:
+    def __init__(self) -> None:
+        self.revoked: set[uuid.UUID] = set()
+
+    def caller(self, key_id: uuid.UUID) -> Caller | None:
+        if key_id in self.revoked:
+            return None
+        return Caller(key_id=key_id, name="test", scopes=frozenset({Scope.JOBS}))
+
+
+class FakeRecovery:
+    """What a control store would know."""
+
+    def __init__(self) -> None:
+        self.dead_owners: set[uuid.UUID] = set()
+        self.settled: list[tuple[str, int, ChatResponse]] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    async def dead(self, owners: Sequence[uuid.UUID]) -> Collection[uuid.UUID]:
+        return self.dead_owners & set(owners)
+
+    async def settle_stored(self, *, key_id: Any, options: Options, attempt: int, response: ChatResponse) -> Outcome:
+        debit = options.debit_id or ""
+        self.settled.append((debit, attempt, response))
+        cost = Cost(state="charged", usd=PRICE)
+        report = AttemptReport(number=attempt, route=ROUTE, status="success", cost=cost)
+        return Outcome(
+            request_id="recovered",
+            debit_id=debit,
+            ended="complete",
+            attempts=(report,),
+            usage=response.usage,
+            cost=cost,
+            settlement="settled",
+        )
+
+    async def outcome_of(self, *, key_id: Any, debit_id: str) -> Outcome | None:
+        return self.outcomes.get(debit_id)

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import uuid
+from decimal import Decimal
+
+import msgspec
+import pytest
+
+from admission.lease import new_id
+from gateway.call import Options, Resend
+from gateway.errors import (
+    AdmissionRefused,
+    AllRoutesFailed,
+    Cancelled,
+    Code,
+    GatewayError,
+    Internal,
+    StreamBroken,
+    UpstreamRejected,
+)
+from gateway.jobs import model
+from gateway.jobs.model import (
+    CANCELLED,
+    EXPIRED,
+    POISON,
+    TERMINAL,
+    TRANSITIONS,
+    UNCERTAIN,
+    Claimed,
+    Complete,
+    End,
+    Event,
+    GiveBack,
+    Held,
+    Status,
+)
+from gateway.jobs.settings import JobsSettings
+from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
+from metering.usage import Usage
+
+SETTINGS = JobsSettings()
+ROUTE = RouteReport(route_id="r", provider="p", model="m", protocol="chat_completions")
+ZERO = Cost(state="zero", usd=Decimal(0), reason="error")
+
+
+def claimed(**changes) -> Claimed:
+    job = Claimed(
+        job_id=new_id(),
+        key_id=new_id(),
+        model="m",
+        body="{}",
+        options=Options(debit_id="d"),
+        claims=1,
+        returned=0,
+        runs=0,
+        attempts_allowed=3,
+        attempts=0,
+        outcome=None,
+        remaining_s=60.0,
+    )
+    return msgspec.structs.replace(job, **changes)
+
+
+def held(**changes) -> Held:
+    job = Held(
+        job_id=uuid.uuid4(),
+        key_id=uuid.uuid4(),
+        options=Options(debit_id="d"),
+        claims=1,
+        returned=0,
+        runs=0,
+        attempts_allowed=3,
+        attempts=0,
+        intent_attempt=None,
+        cancel_requested=False,
+        outcome=None,
+        result=None,
+        result_attempt=None,
+    )
+    return msgspec.structs.replace(job, **changes)
+
+
+def outcome(*attempts: AttemptReport, ended: str = "failed", cost: Cost = ZERO, usage: Usage = Usage()) -> Outcome:  # noqa: B008
+    return Outcome(
+        request_id="q", debit_id="d", ended=ended, attempts=attempts, cost=cost, settlement="settled", usage=usage
+    )
+
+
+def attempt(number: int = 1, status: str = "error", error_class: str | None = "transient", cost: Cost = ZERO):
+    return AttemptReport(number=number, route=ROUTE, status=status, error_class=error_class, cost=cost)
+
+
+RESEND = Options(debit_id="d", resend_uncertain=Resend.BEFORE_FIRST_BYTE)
+
+
+def test_nothing_leaves_a_terminal_state() -> None:
+    assert {Status.SUCCEEDED, Status.FAILED, Status.CANCELLED, Status.EXPIRED} == TERMINAL
+    assert not [state for state, _ in TRANSITIONS if state in TERMINAL]
+
+
+def test_every_event_and_every_state_is_used() -> None:
+    assert {event for _, event in TRANSITIONS} == set(Event)
+    assert set(TRANSITIONS.values()) == set(Status)
+
+
+@pytest.mark.parametrize("code", sorted(model.NOT_NOW))
+def test_a_refusal_for_now_gives_the_job_back_without_counting_the_run(code: Code) -> None:
+    error = AdmissionRefused("not now", code=code, retry_after_s=7.0)
+    decision = model.after_error(error, claimed(runs=2), sent=False, settings=SETTINGS)
+    assert isinstance(decision, GiveBack)
+    assert decision.reason == code.value
+    assert not decision.counts
+    assert 7.0 <= decision.delay_s <= 8.75
+
+
+def test_a_refusal_after_an_attempt_counts_the_run() -> None:
+    error = AdmissionRefused("not now", outcome=outcome(attempt()))
+    decision = model.after_error(error, claimed(), sent=True, settings=SETTINGS)
+    assert isinstance(decision, GiveBack)
+    assert decision.counts
+
+
+def test_a_run_that_failed_for_reasons_that_may_pass_is_repeated_until_the_runs_are_used_up() -> None:
+    error = AllRoutesFailed("all", outcome=outcome(attempt()))
+    assert isinstance(model.after_error(error, claimed(runs=1), sent=True, settings=SETTINGS), GiveBack)
+    last = model.after_error(error, claimed(runs=2), sent=True, settings=SETTINGS)
+    assert last == End(status=Status.FAILED, code="all_routes_failed", message="all")
+
+
+def test_a_run_that_failed_for_reasons_that_stay_is_not_repeated() -> None:
+    error = AllRoutesFailed("all", outcome=outcome(attempt(error_class="ours")))
+    decision = model.after_error(error, claimed(), sent=True, settings=SETTINGS)
+    assert isinstance(decision, End)
+    assert decision.code == "all_routes_failed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AllRoutesFailed("all", outcome=outcome(attempt(status="unknown"), ended="uncertain")),
+        AllRoutesFailed("all", outcome=outcome(attempt(status="unknown"))),
+        StreamBroken("broken", outcome=outcome(attempt(status="unknown"), ended="uncertain")),
+        GatewayError("late", code=Code.DEADLINE_EXCEEDED),
+        Internal("a bug"),
+    ],
+    ids=["uncertain", "last_attempt_unknown", "broken", "deadline_without_outcome", "internal_without_outcome"],
+)
+def test_an_uncertain_end_is_told_and_never_repeated_by_itself(error: GatewayError) -> None:
+    assert model.after_error(error, claimed(), sent=True, settings=SETTINGS) == UNCERTAIN
+
+
+def test_an_uncertain_end_is_repeated_where_the_caller_allows_it() -> None:
+    error = AllRoutesFailed("all", outcome=outcome(attempt(status="unknown"), ended="uncertain"))
+    decision = model.after_error(error, claimed(options=RESEND), sent=True, settings=SETTINGS)
+    assert isinstance(decision, GiveBack)
+    assert decision.counts
+
+
+def test_the_providers_refusal_ends_the_job_with_its_code_and_field() -> None:
+    error = UpstreamRejected("bad", outcome=outcome(attempt(error_class="fatal")), param="body.tools")
+    decision = model.after_error(error, claimed(), sent=True, settings=SETTINGS)
+    assert decision == End(status=Status.FAILED, code="upstream_rejected", message="bad", param="body.tools")
+
+
+def test_a_deadline_before_anything_was_sent_expires_the_job() -> None:
+    error = AdmissionRefused("late", code=Code.DEADLINE_EXCEEDED)
+    assert model.after_error(error, claimed(), sent=False, settings=SETTINGS) == EXPIRED
+
+
+def test_a_cancelled_run_ends_cancelled_whatever_was_sent() -> None:
+    assert model.after_error(Cancelled("c"), claimed(), sent=True, settings=SETTINGS) == CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (held(result="{}", intent_attempt=1), Complete()),
+        (held(result="{}", intent_attempt=1, cancel_requested=True), Complete()),
+        (held(), GiveBack(delay_s=0.0, reason=None, counts=False, in_order=False)),
+        (held(cancel_requested=True), CANCELLED),
+        (held(intent_attempt=1), UNCERTAIN),
+        (held(intent_attempt=1, claims=9), UNCERTAIN),
+        (held(intent_attempt=1, cancel_requested=True, options=RESEND), UNCERTAIN),
+        (held(intent_attempt=1, options=RESEND), GiveBack(delay_s=0.0, reason=None, counts=True, in_order=False)),
+        (held(intent_attempt=1, options=RESEND, runs=2), UNCERTAIN),
+        (held(claims=4), GiveBack(delay_s=0.0, reason=None, counts=False, in_order=False)),
+        (held(claims=5), POISON),
+        (held(claims=50, returned=46), GiveBack(delay_s=0.0, reason=None, counts=False, in_order=False)),
+        (held(claims=50, returned=45), POISON),
+        (held(claims=5, intent_attempt=1, options=RESEND), POISON),
+    ],
+    ids=[
+        "answer_stored",
+        "answer_stored_beats_cancel",
+        "never_sent",
+        "never_sent_and_taken_back",
+        "sent",
+        "sent_is_uncertain_before_it_is_poison",
+        "sent_and_taken_back",
+        "sent_resend_allowed",
+        "sent_resend_allowed_but_no_runs_left",
+        "four_crashes",
+        "five_crashes",
+        "claims_given_back_are_no_crashes",
+        "claims_given_back_and_five_crashes",
+        "five_crashes_resend_allowed",
+    ],
+)
+def test_what_the_death_of_a_process_means_for_a_job(job: Held, expected: object) -> None:
+    assert model.after_crash(job, SETTINGS) == expected
+
+
+@pytest.mark.parametrize(
+    ("known", "sent", "options", "expected"),
+    [
+        (None, False, Options(), "queued"),
+        (None, True, Options(), "uncertain"),
+        (outcome(attempt(status="unknown")), True, Options(), "uncertain"),
+        (outcome(attempt()), True, Options(), "counted"),
+        (None, True, RESEND, "counted"),
+    ],
+    ids=["not_sent", "sent_nothing_known", "sent_unknown", "sent_and_ended", "resend_allowed"],
+)
+def test_what_a_stop_of_the_process_means_for_a_job(known, sent, options, expected) -> None:
+    decision = model.after_stop(claimed(options=options), known, sent=sent)
+    if expected == "uncertain":
+        assert decision == UNCERTAIN
+    else:
+        assert isinstance(decision, GiveBack)
+        assert decision.counts == (expected == "counted")
+        assert decision.in_order
+
+
+def test_the_delay_of_a_refused_job_grows_to_its_bound_and_never_falls_below_what_was_asked() -> None:
+    error = AdmissionRefused("full", code=Code.QUEUE_FULL)
+    delays = []
+    for returned in range(0, 40, 3):
+        decision = model.after_error(error, claimed(returned=returned), sent=False, settings=SETTINGS)
+        assert isinstance(decision, GiveBack)
+        delays.append(decision.delay_s)
+    assert delays[0] < 1.0
+    assert max(delays) <= SETTINGS.refused_longest_s * 1.25
+    assert delays[-1] >= SETTINGS.refused_longest_s
+
+
+def test_the_outcomes_of_several_runs_add_up() -> None:
+    charged = Cost(state="charged", usd=Decimal("0.25"), price_version="v1")
+    first = outcome(attempt(1, cost=charged), cost=charged, usage=Usage(input_total=3))
+    second = outcome(attempt(2, cost=charged), cost=charged, usage=Usage(input_total=4, output_total=1))
+    whole = model.joined(first, second)
+    assert whole is not None
+    assert [a.number for a in whole.attempts] == [1, 2]
+    assert whole.cost == Cost(state="charged", usd=Decimal("0.50"), price_version="v1")
+    assert whole.usage == Usage(input_total=7, output_total=1)
+
+
+def test_one_unknown_cost_makes_the_sum_unknown_with_a_bound() -> None:
+    charged = Cost(state="charged", usd=Decimal("0.25"))
+    unknown = Cost(state="unknown", upper_bound_usd=Decimal(2), reason="uncertain")
+    whole = model.joined(outcome(attempt(1, cost=unknown), cost=unknown), outcome(attempt(2, cost=charged)))
+    assert whole is not None
+    assert whole.cost.state == "unknown"
+    assert whole.cost.usd is None
+    assert whole.cost.upper_bound_usd == Decimal("2.25")
+
+
+def test_an_outcome_that_already_has_the_earlier_attempts_is_left_alone() -> None:
+    later = outcome(attempt(1), attempt(2))
+    assert model.joined(outcome(attempt(1)), later) is later
+    assert model.joined(None, later) is later
+    assert model.joined(later, None) is later

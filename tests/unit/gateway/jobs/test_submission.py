@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import itertools
+import json
+import uuid
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.protocols.chat_completions import ChatCompletions
+from admission.lease import Class, new_id
+from gateway.call import Options, Resend
+from gateway.errors import ModelNotFound
+from gateway.jobs.settings import JobsSettings
+from gateway.jobs.spool import Spool
+from gateway.jobs.submission import Judge, Line, LineSplitter, Submission
+from gateway.rest.body import unique_members
+from gateway.rest.fields import BY_NAME, options_from_json
+
+KEY = new_id()
+
+
+def resolve(model: str) -> None:
+    if model == "missing":
+        raise ModelNotFound(f"no model is called {model!r}", param="model")
+
+
+def judge() -> Judge:
+    return Judge(
+        caller_fields=BY_NAME,
+        parse_options=options_from_json,
+        parse_chat=ChatCompletions().parse_request,
+        resolve=resolve,
+        unambiguous=unique_members,
+        settings=JobsSettings(max_line_bytes=4096),
+    )
+
+
+def line(**changes) -> dict:
+    body = {"model": "ok", "messages": [{"role": "user", "content": "hi"}]}
+    return {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body} | changes
+
+
+def body(**changes) -> dict:
+    return line(body={"model": "ok", "messages": [{"role": "user", "content": "hi"}]} | changes)
+
+
+def add(document: object, number: int = 1) -> Line:
+    raw = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return Submission(judge(), KEY).add(number, raw)
+
+
+def test_an_openai_batch_line_becomes_a_job() -> None:
+    job = add(line())
+    assert job.fault is None
+    assert (job.custom_id, job.url, job.model, job.key_id, job.number) == ("a", "/v1/chat/completions", "ok", KEY, 1)
+    assert json.loads(job.body or "") == line()["body"]
+    assert job.attempts_allowed == 3
+    assert job.deadline_s == 86_400
+
+
+def test_a_job_is_of_class_batch_and_its_debit_is_its_id_unless_it_says_otherwise() -> None:
+    job = add(line())
+    options = msgspec.json.decode(job.options, type=Options)
+    assert job.klass == Class.BATCH
+    assert options.klass is Class.BATCH
+    assert options.debit_id == str(job.job_id)
+    job = add(line(**{"class": "interactive", "debit_id": "mine", "session_id": "s", "max_cost_usd": 0.1}))
+    options = msgspec.json.decode(job.options, type=Options)
+    assert job.klass == Class.INTERACTIVE
+    assert (options.debit_id, options.session_id, job.session_id) == ("mine", "s", "s")
+    assert str(options.max_cost_usd) == "0.1"
+
+
+def test_caller_fields_survive_the_store() -> None:
+    job = add(line(tags={"a": "ü"}, resend_uncertain="before_first_byte", allowed_providers=["p"], owner_fence=4))
+    options = msgspec.json.decode(job.options, type=Options)
+    assert options.tags == {"a": "ü"}
+    assert options.resend_uncertain is Resend.BEFORE_FIRST_BYTE
+    assert options.allowed_providers == ("p",)
+    assert options.owner_fence == 4
+
+
+@pytest.mark.parametrize(
+    ("document", "code", "param"),
+    [
+        (b"{", "invalid_json", None),
+        (b"nonsense", "invalid_json", None),
+        (b"\xff\xfe", "invalid_json", None),
+        (b'{"custom_id": "a\xff"}', "invalid_json", None),
+        (b'{"body": ' + b"[" * 100_000, "invalid_json", None),
+        (b'{"body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "invalid_json", None),
+        (b"[1]", "invalid_request", None),
+        (b'{"url": "a", "url": "b"}', "invalid_json", "url"),
+        (line(api_base="http://evil"), "unsupported_field", "api_base"),
+        (line(method="GET"), "invalid_request", "method"),
+        (line(url="/v1/embeddings"), "invalid_request", "url"),
+        (line(url=None), "invalid_request", "url"),
+        (line(custom_id=7), "invalid_request", "custom_id"),
+        (line(custom_id=""), "invalid_request", "custom_id"),
+        (line(custom_id="x" * 513), "invalid_request", "custom_id"),
+        (line(custom_id="a\0b"), "invalid_request", "custom_id"),
+        (line(body=[]), "invalid_request", "body"),
+        (body(model=None), "invalid_request", "body.model"),
+        (body(model=""), "invalid_request", "body.model"),
+        (body(model=1), "invalid_request", "body.model"),
+        (body(model="missing"), "model_not_found", "model"),
+        (body(stream=True), "unsupported_field", "body.stream"),
+        (line(deadline_s=0), "invalid_request", "deadline_s"),
+        (line(deadline_s="1"), "invalid_request", "deadline_s"),
+        (line(deadline_s=1e12), "invalid_request", "deadline_s"),
+        (line(max_attempts=0), "invalid_request", "max_attempts"),
+        (line(max_attempts=1.5), "invalid_request", "max_attempts"),
+        (line(**{"class": "urgent"}), "invalid_request", "class"),
+        (line(session_id="a\0"), "invalid_request", "session_id"),
+    ],
+)
+def test_a_bad_line_says_what_is_wrong_with_it(document: object, code: str, param: str | None) -> None:
+    job = add(document)
+    assert job.fault is not None
+    assert (job.fault.code, job.fault.param) == (code, param)
+    assert job.fault.message
+
+
+def test_what_is_wrong_with_the_chat_is_told_with_its_path() -> None:
+    job = add(body(messages="hi"))
+    assert job.fault is not None
+    assert (job.fault.param or "").startswith("body.messages")
+
+
+def test_a_bad_line_keeps_its_custom_id_where_that_can_be_read() -> None:
+    assert add(line(method="GET")).custom_id == "a"
+    assert add(b'{"custom_id": "a", ').custom_id is None
+
+
+def test_a_line_that_is_too_long_is_refused_alone() -> None:
+    job = Submission(judge(), KEY).add(3, None)
+    assert job.fault is not None
+    assert job.fault.code == "payload_too_large"
+
+
+def test_the_second_line_with_a_custom_id_is_refused() -> None:
+    submission = Submission(judge(), KEY)
+    raw = json.dumps(line()).encode()
+    assert submission.add(1, raw).fault is None
+    second = submission.add(2, raw)
+    assert second.fault is not None
+    assert (second.fault.param, second.custom_id) == ("custom_id", "a")
+
+
+def test_the_custom_id_of_a_refused_line_is_free_for_another() -> None:
+    submission = Submission(judge(), KEY)
+    submission.add(1, json.dumps(line(method="GET")).encode())
+    assert submission.add(2, json.dumps(line()).encode()).fault is None
+
+
+def test_the_ids_of_a_submissions_jobs_follow_its_own_in_line_order() -> None:
+    for _ in range(200):
+        submission = Submission(judge(), KEY)
+        last = submission.add(50_000, None)
+        assert last.job_id.int - submission.submission_id.int == 50_000
+        assert last.job_id.version == 7
+        assert last.job_id.variant == uuid.RFC_4122
+
+
+@given(
+    st.lists(st.binary(max_size=12).filter(lambda data: b"\n" not in data), max_size=8),
+    st.lists(st.integers(0, 80), max_size=8),
+)
+def test_lines_are_the_same_at_any_split(lines: list[bytes], cuts: list[int]) -> None:
+    whole = b"\n".join(lines)
+
+    def split(pieces: list[bytes]) -> list[tuple[int, bytes | None]]:
+        splitter = LineSplitter(max_line_bytes=8)
+        found = [entry for piece in pieces for entry in splitter.feed(piece)]
+        return found + list(splitter.close())
+
+    edges = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    pieces = [whole[a:b] for a, b in itertools.pairwise(edges)]
+    expected = [
+        (number, None if len(data) > 8 else data)
+        for number, data in enumerate(whole.split(b"\n"), 1)
+        if len(data) > 8 or data.strip()
+    ]
+    assert split(pieces) == split([whole]) == expected
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    splitter = LineSplitter(max_line_bytes=100)
+    assert [*splitter.feed(b"\xef\xbb"), *splitter.feed(b"\xbf{}\r\n\n"), *splitter.close()] == [(1, b"{}\r")]
+
+
+@pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
+async def test_a_spool_gives_back_every_line_in_order_as_often_as_it_is_asked(count: int) -> None:
+    spool = Spool(batch_lines=10, batch_bytes=1_000_000)
+    lines = [Submission(judge(), KEY).add(number, json.dumps(line()).encode()) for number in range(1, count + 1)]
+    for entry in lines:
+        await spool.add(entry)
+    assert (spool.whole is not None) == (count <= 10)
+    for _ in range(2):
+        assert [entry async for batch in spool.batches() for entry in batch] == lines
+    spool.close()
