@@ -9,7 +9,9 @@ BIN := $(VENV)/bin
 # The first interpreter that is new enough.
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11 python,\
 	$(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $(p))))
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps
+# The lists are complete, so there is nothing to resolve; what is never imported is never compiled.
+LOCKED := $(PIP) --no-compile --require-hashes
 ARGS ?=
 
 .PHONY: help demo run check test lint types contracts pytest format protos lock clean
@@ -58,10 +60,10 @@ clean:  ## remove the virtual environment and the caches; the data in .tollbridg
 $(VENV)/.runtime: requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(BIN)/python -c '' 2>/dev/null || { echo "setting up $(VENV) ..." >&2; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
-	@$(PIP) install --quiet --require-hashes -r requirements.txt
-	@$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@$(LOCKED) -r requirements.txt
+	@$(PIP) --no-build-isolation --editable .
 	@touch $@
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
-	@$(PIP) install --quiet --require-hashes -r requirements-dev.txt
+	@$(LOCKED) -r requirements-dev.txt
 	@touch $@
