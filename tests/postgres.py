@@ -22,6 +22,9 @@ import pytest
 from gateway import database
 from gateway.embedded import EmbeddedPostgres
 
+#: A test does not outlive the machine, so it need not wait for the disk.
+TEST_SETTINGS = {"fsync": "off", "max_connections": "200"}
+
 Result = TypeVar("Result")
 
 
@@ -53,7 +56,7 @@ def database_server() -> Iterator[str]:
         return
     with (
         tempfile.TemporaryDirectory(prefix="tollbridge-tests-") as directory,
-        EmbeddedPostgres.start(Path(directory), settings={"max_connections": "200"}) as server,
+        EmbeddedPostgres.start(Path(directory), settings=TEST_SETTINGS) as server,
     ):
         yield server.url
 
