@@ -120,8 +120,12 @@ class Controller:
             async with asyncio.timeout(max(patience, 0)):
                 answer = await ticket.answer
         except TimeoutError:
+            if ticket.acknowledged:
+                # The debit may be asked for again at once: its ticket must be gone by then.
+                await self._abandoned.submit((demand.ticket_id, False))
+            known = ticket.acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
             return Refusal(
-                reason=late if ticket.acknowledged else RefusalReason.STORE_UNAVAILABLE,
+                reason=late if known else RefusalReason.STORE_UNAVAILABLE,
                 group=demand.group,
                 retry_after_s=1.0,
                 position=ticket.seen.position if ticket.seen else None,
@@ -143,14 +147,20 @@ class Controller:
 
         It is tried until the store acknowledges it, for as long as this process lives.
         """
+        return self._settled(self._ending_lane(settlement).submit(settlement))
+
+    def settle_unheard(self, settlement: Settlement) -> None:
+        """`settle`, with nobody to tell."""
+        self._ending_lane(settlement).post(settlement)
+
+    def _ending_lane(self, settlement: Settlement) -> Lane[Settlement, SettledRow]:
         judged = settlement.lease.probe or settlement.verdict in (Verdict.TRANSIENT, Verdict.RATE_LIMITED)
-        lane = self._clean
-        if judged:
-            group = settlement.lease.group
-            if group not in self._judged:
-                self._judged[group] = Lane(lambda batch: self._settle(group, batch))
-            lane = self._judged[group]
-        return self._settled(lane.submit(settlement))
+        if not judged:
+            return self._clean
+        group = settlement.lease.group
+        if group not in self._judged:
+            self._judged[group] = Lane(lambda batch: self._settle(group, batch))
+        return self._judged[group]
 
     async def advance(self, groups: Collection[str]) -> None:
         """Lets the queues of these groups move on."""

@@ -198,10 +198,10 @@ async def test_a_settlement_in_one_process_grants_the_waiter_of_another(database
             assert isinstance(await waiting, Lease)
 
 
-async def test_without_notifications_a_waiter_is_found_by_the_rescan(database_url):
+async def test_without_notifications_a_waiter_is_found_by_the_rescan(database_url, monkeypatch):
     given = settings(concurrency=1, rescan_s=0.1)
     async with controller(database_url, given) as one, controller(database_url, given) as two:
-        two._hear = lambda _: None
+        monkeypatch.setattr(two, "_hear", lambda _: None)
         lease = await granted(one, demand())
         waiting = asyncio.create_task(two.admit(demand()))
         await until(lambda: rows(database_url, "select from control.ticket where state = 'queued'"))

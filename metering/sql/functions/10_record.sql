@@ -86,7 +86,7 @@ begin
     return query
         with touched as (
             select distinct k.kind, k.name from unnest(v_lines) l cross join lateral control.counters_of_v1(l) k
-             where k.kind <> 'key'
+             where k.kind in ('total', 'day', 'session')
         ), sums as materialized (
             select t.kind, t.name, (select sum(c.charged_usd) from control.counter c
                                      where c.kind = t.kind and c.name = t.name) as usd
@@ -105,6 +105,7 @@ end $$;
 create or replace function control.counters_of_v1(l control.ledger_line) returns table (kind text, name text)
 language sql immutable as $$
     select * from (values ('total', ''), ('day', l.day::text), ('key', l.key_id::text),
+                          ('key_day', l.key_id || '/' || l.day),
                           ('session', l.key_id || '/' || (l.facts ->> 'session_id'))) as k (kind, name)
      where k.name is not null
 $$;

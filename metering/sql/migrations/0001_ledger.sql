@@ -68,7 +68,7 @@ create index invocation_debit on control.invocation (debit_id);
 
 -- Sums by what they count. Sharded by process, so that processes do not wait for each other; a reader adds the shards.
 create table control.counter (
-    kind text not null check (kind in ('total', 'day', 'session', 'key')),
+    kind text not null check (kind in ('total', 'day', 'session', 'key', 'key_day')),
     name text not null,
     shard smallint not null,
     charged_usd numeric(28, 12) not null default 0,

@@ -1,0 +1,118 @@
+"""
+What a call may cost before it is dispatched, and what an attempt did cost after it ended.
+
+Joins the two packages that must not know each other: the chat, and the prices.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
+
+import msgspec
+
+from adapters.chat import ChatRequest, Text
+from gateway.call import Call
+from gateway.outcome import Cost
+from gateway.router import Provider, Route
+from metering import cost
+from metering.prices import KnownPrice, PriceBook
+from metering.usage import NOTHING, Usage
+
+
+class Billing:
+    """Prices applied to calls. Satisfies `gateway.router.Ceilings`."""
+
+    def __init__(self, prices: PriceBook) -> None:
+        self._prices = prices
+
+    def __call__(self, call: Call, provider: Provider, upstream_model: str) -> Decimal | None:
+        """The most the call can cost there in USD; None where no bound is known."""
+        return cost.upper_bound(
+            self._price(call.model, provider, upstream_model), limits(call.chat, provider.max_output_tokens)
+        )
+
+    def bound(self, call: Call, route: Route) -> tuple[Decimal | None, str | None]:
+        """The upper bound of one attempt, and the price version it rests on."""
+        price = self._price(call.model, route.provider, route.model)
+        bound = cost.upper_bound(price, limits(call.chat, route.provider.max_output_tokens))
+        return bound, None if price is None else price.version
+
+    def complete(self, call: Call, route: Route, usage: Usage, reported_cost_usd: str | None) -> Cost:
+        """The cost of an answer that is proven complete."""
+        charge = cost.cost(
+            usage,
+            self._price(call.model, route.provider, route.model),
+            _reported(reported_cost_usd),
+            limits=limits(call.chat, route.provider.max_output_tokens),
+        )
+        return _cost(charge)
+
+    def unproven(self, call: Call, route: Route, usage: Usage = NOTHING) -> Cost:
+        """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
+        price = self._price(call.model, route.provider, route.model)
+        bounds = limits(call.chat, route.provider.max_output_tokens)
+        return _cost(cost.unknown(cost.Reason.NO_TERMINAL, price, bounds, usage))
+
+    def refused(self) -> Cost:
+        """The provider answered with an error: nothing was done."""
+        return _cost(cost.zero(cost.Reason.ERROR_RESPONSE))
+
+    def not_dispatched(self) -> Cost:
+        return _cost(cost.zero(cost.Reason.NOT_DISPATCHED))
+
+    def _price(self, requested: str, provider: Provider, upstream: str) -> KnownPrice | None:
+        return self._prices.price(provider.id, provider.base_url, requested, upstream, datetime.now(UTC))
+
+
+def limits(chat: ChatRequest, output_default: int | None) -> cost.Ceiling:
+    """The most tokens a request can use."""
+    if chat.native is not None:
+        size = sum(len(bytes(value)) for value in chat.native.fields.values())
+    else:
+        size = len(msgspec.json.encode((chat.messages, chat.tools, chat.response_format)))
+    only_text = all(isinstance(part, Text) for message in chat.messages for part in message.content)
+    return cost.ceiling(
+        body_bytes=size,
+        messages=len(chat.messages),
+        max_output_tokens=chat.max_output_tokens,
+        output_default=output_default,
+        choices=chat.n or 1,
+        further_input_tokens=0 if only_text else None,
+    )
+
+
+def total(costs: list[Cost]) -> Cost:
+    """The cost of a request from its attempts': charged amounts add up, an unknown one makes it unknown."""
+    charged = sum((c.usd for c in costs if c.usd is not None), Decimal(0))
+    last = costs[-1] if costs else Cost(state="zero", usd=Decimal(0), reason="not_dispatched")
+    unknown = [c for c in costs if c.state == "unknown"]
+    if not unknown:
+        state = "charged" if any(c.state == "charged" for c in costs) else "zero"
+        return Cost(state=state, usd=charged, price_version=last.price_version, reason=last.reason)
+    bounds = [c.upper_bound_usd for c in unknown if c.upper_bound_usd is not None]
+    return Cost(
+        state="unknown",
+        upper_bound_usd=charged + sum(bounds, Decimal(0)) if len(bounds) == len(unknown) else None,
+        price_version=last.price_version,
+        reason=unknown[-1].reason,
+    )
+
+
+def _reported(text: str | None) -> Decimal | None:
+    if text is None:
+        return None
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+def _cost(charge: cost.Charge) -> Cost:
+    return Cost(
+        state=charge.state.value,
+        usd=charge.usd,
+        upper_bound_usd=charge.upper_bound,
+        price_version=charge.price_version,
+        reason=None if charge.reason is None else charge.reason.value,
+    )

@@ -1,0 +1,430 @@
+"""
+The configuration: one TOML file and the environment, parsed once into frozen settings.
+
+What is wrong is refused at start with file, path and reason, all faults together: a limit with a typing error in its
+name would otherwise be no limit at all. Each package is handed its own settings and knows of no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import os
+import re
+import tomllib
+import urllib.parse
+import zoneinfo
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+import msgspec
+import pydantic
+
+from adapters.contract import Clocks, Endpoint
+from adapters.protocols import PROTOCOLS
+from admission.settings import AdmissionSettings, GroupSettings
+from gateway.call import Resend
+from gateway.jobs.settings import JobsSettings
+from gateway.router import Model, Provider, Target
+from metering.prices import Price, configured_price
+
+FILE_NAME: Final = "tollbridge.toml"
+_VARIABLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: Reasoning models think longer than others answer.
+EXECUTION_LIMIT_S: Final = 120.0
+
+
+class Fault(msgspec.Struct, frozen=True):
+    file: str
+    #: "models.gpt-4o.providers.0"; empty for the file as a whole.
+    path: str
+    reason: str
+
+
+class ConfigFaults(Exception):
+    """The configuration cannot be used. `faults` lists everything that is wrong with it."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        super().__init__("\n".join(f"{f.file}: {f.path + ': ' if f.path else ''}{f.reason}" for f in faults))
+        self.faults = faults
+
+
+class Listen(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. Holds provider keys inside its endpoints: never log it."""
+
+    #: Where it was read from; None for the built-in configuration.
+    file: Path | None
+    data_dir: Path
+    #: None: an embedded PostgreSQL in the data directory.
+    database_url: str | None
+    content_database_url: str | None
+    rest: Listen
+    grpc: Listen
+    #: A key with every scope, given by the operator.
+    api_key: str | None
+    drain_s: float
+    providers: Mapping[str, Provider]
+    models: Mapping[str, Model]
+    prices_by_model: Mapping[str, Price]
+    admission: AdmissionSettings
+    jobs: JobsSettings
+
+
+# ------------------------------------------------------------------ the shape of the file
+
+_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+_NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+_Name = Annotated[str, pydantic.Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Provider(_Strict):
+    name: str | None = None
+    type: Literal["llm"] = "llm"
+    enabled: bool = True
+    protocol: str | None = None
+    base_url: str | None = None
+    credentials: list[_Name] = []
+    requires: list[_Name] = []
+    #: The request header that carries the credential; "authorization" sends it as a Bearer token.
+    auth_header: str = "authorization"
+    headers: dict[str, str] = {}
+    models: list[_Name] = []
+    default_model: _Name | None = None
+    omit: list[_Name] = []
+    force: dict[str, Any] = {}
+    no_sentinel: bool = False
+    max_tokens_field: str | None = None
+    reasoning_field: str | None = None
+    max_output_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
+    connect_s: _Positive = 5.0
+    first_byte_s: _Positive = 5.0
+    gap_s: _Positive = 1.5
+    execution_limit_s: _Positive = EXECUTION_LIMIT_S
+    isolation_s: _NotNegative = 30.0
+    queue_timeout_s: _Positive = 60.0
+    cancel_confirms_after_s: _NotNegative | None = None
+    resend_uncertain: Literal["never", "before_first_byte"] | None = None
+
+
+class _Target(_Strict):
+    provider: _Name
+    model: _Name | None = None
+
+
+class _Model(_Strict):
+    providers: Annotated[list[_Name | _Target], pydantic.Field(min_length=1)]
+    fallback: list[_Name | _Target] = []
+    price: dict[str, Any] | None = None
+
+
+class _Group(_Strict):
+    concurrency: Annotated[int, pydantic.Field(ge=0, le=100_000)] = 3
+    queue: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 32
+    failure_threshold: Annotated[int, pydantic.Field(gt=0)] = 5
+    failure_window_s: _Positive = 30.0
+    first_cooldown_s: _Positive = 10.0
+    longest_cooldown_s: _Positive = 300.0
+
+
+class _Gateway(_Strict):
+    data_dir: str | None = None
+    database_url: str | None = None
+    content_database_url: str | None = None
+    rest_listen: str | None = None
+    grpc_listen: str | None = None
+    #: Seconds that running requests get to end when the gateway stops.
+    drain_s: _Positive = 30.0
+
+
+class _Admission(_Strict):
+    lease_s: _Positive = 60.0
+    margin_s: _Positive = 5.0
+    unconfirmed_grant_s: _Positive = 2.0
+    rescan_s: _Positive = 1.0
+    statement_s: _Positive = 5.0
+    retry_s: _Positive = 3.0
+    longest_retry_after_s: _Positive = 3600.0
+    connections: Annotated[int, pydantic.Field(gt=0, le=64)] = 4
+    zone: str = "UTC"
+
+    @pydantic.field_validator("zone")
+    @classmethod
+    def _known_zone(cls, zone: str) -> str:
+        if zone not in zoneinfo.available_timezones():
+            raise ValueError("not a time zone of the IANA database")
+        return zone
+
+    @pydantic.model_validator(mode="after")
+    def _margin_fits(self) -> _Admission:
+        if self.margin_s >= self.lease_s / 2:
+            raise ValueError("margin_s must be less than half of lease_s")
+        return self
+
+
+class _File(_Strict):
+    gateway: _Gateway = _Gateway()
+    providers: dict[_Name, _Provider] = {}
+    models: dict[_Name, _Model] = {}
+    groups: dict[_Name, _Group] = {}
+    admission: _Admission = _Admission()
+    jobs: dict[str, Any] = {}
+
+
+# ------------------------------------------------------------------ reading it
+
+
+def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> Settings:
+    """
+    Reads `path`, else `TOLLBRIDGE_CONFIG`, else `tollbridge.toml` here, else the built-in configuration.
+
+    Raises `ConfigFaults`.
+    """
+    named = path or (Path(environ["TOLLBRIDGE_CONFIG"]) if environ.get("TOLLBRIDGE_CONFIG") else None)
+    file = named or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
+    shipped = _shipped()
+    label = str(file) if file else "built-in configuration"
+    if file is None:
+        raw: dict[str, Any] = {"providers": shipped}
+    else:
+        raw = _read(file)
+        _fill_in(raw, shipped)
+    try:
+        parsed = _File.model_validate(raw)
+    except pydantic.ValidationError as error:
+        raise ConfigFaults([_fault(label, found) for found in error.errors()]) from None
+    return _Resolved(label, file, parsed, environ).settings()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigFaults([Fault(str(file), "", "there is no such file")]) from None
+    except OSError as error:
+        raise ConfigFaults([Fault(str(file), "", f"cannot be read: {error.strerror}")]) from None
+    except UnicodeDecodeError:
+        raise ConfigFaults([Fault(str(file), "", "is not UTF-8")]) from None
+    except tomllib.TOMLDecodeError as error:
+        # A key or table that is given twice ends here, too.
+        raise ConfigFaults([Fault(str(file), "", f"is not TOML: {error}")]) from None
+
+
+def _shipped() -> dict[str, Any]:
+    text = importlib.resources.files("adapters").joinpath("providers.toml").read_text(encoding="utf-8")
+    providers: dict[str, Any] = tomllib.loads(text)["providers"]
+    return providers
+
+
+def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
+    """A configured provider takes from the shipped profile of the same id what it does not say itself."""
+    providers = raw.get("providers")
+    if isinstance(providers, dict):
+        for provider_id, given in providers.items():
+            if isinstance(given, dict) and provider_id in shipped:
+                providers[provider_id] = {**shipped[provider_id], **given}
+
+
+def _fault(file: str, found: Any) -> Fault:
+    path = ".".join(str(part) for part in found["loc"] if part not in ("[key]", "_Target", "function-after"))
+    if found["type"] == "extra_forbidden":
+        return Fault(file, path, "there is no such key")
+    return Fault(file, path, str(found["msg"]))
+
+
+S = TypeVar("S")
+
+
+class _Resolved:
+    """A parsed file on its way to settings, collecting what is wrong between its parts."""
+
+    def __init__(self, label: str, file: Path | None, parsed: _File, environ: Mapping[str, str]) -> None:
+        self._label = label
+        self._file = file
+        self._parsed = parsed
+        self._environ = environ
+        self._faults: list[Fault] = []
+
+    def settings(self) -> Settings:
+        parsed, environ = self._parsed, self._environ
+        providers = {name: self._provider(name, given) for name, given in parsed.providers.items()}
+        models = self._models(providers)
+        groups = self._groups(providers)
+        prices = dict(self._prices())
+        jobs = self._jobs()
+        rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
+        grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
+        if self._faults:
+            raise ConfigFaults(self._faults)
+        admission = parsed.admission.model_dump()
+        limits = msgspec.json.encode(groups, order="deterministic")
+        return Settings(
+            file=self._file,
+            data_dir=Path(environ.get("TOLLBRIDGE_DATA_DIR") or parsed.gateway.data_dir or ".tollbridge"),
+            database_url=environ.get("TOLLBRIDGE_DATABASE_URL") or parsed.gateway.database_url,
+            content_database_url=environ.get("TOLLBRIDGE_CONTENT_DATABASE_URL") or parsed.gateway.content_database_url,
+            rest=rest,
+            grpc=grpc,
+            api_key=environ.get("TOLLBRIDGE_API_KEY") or None,
+            drain_s=parsed.gateway.drain_s,
+            providers=providers,
+            models=models,
+            prices_by_model=prices,
+            admission=AdmissionSettings(
+                groups=groups, configuration_hash=hashlib.sha256(limits).hexdigest(), **admission
+            ),
+            jobs=jobs,
+        )
+
+    def _wrong(self, path: str, reason: str) -> None:
+        self._faults.append(Fault(self._label, path, reason))
+
+    def _provider(self, provider_id: str, given: _Provider) -> Provider:
+        where = f"providers.{provider_id}"
+        if "/" in provider_id:
+            self._wrong(where, "a provider's id must not hold '/'")
+        if given.protocol is None:
+            self._wrong(f"{where}.protocol", "is missing")
+        elif given.protocol not in PROTOCOLS:
+            self._wrong(f"{where}.protocol", f"is not one of {', '.join(sorted(PROTOCOLS))}")
+        if not given.base_url:
+            self._wrong(f"{where}.base_url", "is missing: a provider needs the URL that its endpoints start with")
+        if given.default_model is not None and given.models and given.default_model not in given.models:
+            self._wrong(f"{where}.default_model", "is not one of its models")
+        template = given.base_url or "http://missing.invalid"
+        variables = _VARIABLE.findall(template)
+        missing = [name for name in (*given.requires, *variables) if not self._environ.get(name)]
+        credential = next((self._environ[n] for n in given.credentials if self._environ.get(n)), None)
+        if given.credentials and credential is None:
+            missing.append(" or ".join(given.credentials))
+        base_url = _VARIABLE.sub(lambda m: self._environ.get(m[1]) or m[0], template).rstrip("/")
+        group = self._group_of(f"{where}.base_url", base_url if not set(variables) & set(missing) else template)
+        headers = dict(given.headers)
+        if credential is not None:
+            if not credential.isascii() or not credential.isprintable():
+                self._wrong(where, f"the value of {' or '.join(given.credentials)} cannot be sent in a header")
+            bearer = given.auth_header.lower() == "authorization"
+            headers[given.auth_header] = f"Bearer {credential}" if bearer else credential
+        endpoint = Endpoint(
+            provider=provider_id,
+            protocol=given.protocol or "",
+            base_url=base_url,
+            headers=headers,
+            clocks=Clocks(first_byte_s=given.first_byte_s, gap_s=given.gap_s, connect_s=given.connect_s),
+            omit=frozenset(given.omit),
+            force={name: msgspec.Raw(msgspec.json.encode(value)) for name, value in given.force.items()},
+            no_sentinel=given.no_sentinel,
+            max_tokens_field=given.max_tokens_field,
+            reasoning_field=given.reasoning_field,
+        )
+        return Provider(
+            id=provider_id,
+            name=given.name or provider_id,
+            enabled=given.enabled,
+            protocol=given.protocol or "",
+            group=group,
+            missing=tuple(dict.fromkeys(missing)),
+            models=tuple(given.models),
+            default_model=given.default_model,
+            endpoint=None if missing else endpoint,
+            base_url=base_url,
+            execution_limit_s=given.execution_limit_s,
+            isolation_s=given.isolation_s,
+            queue_timeout_s=given.queue_timeout_s,
+            cancel_confirms_after_s=given.cancel_confirms_after_s,
+            resend_uncertain=None if given.resend_uncertain is None else Resend(given.resend_uncertain),
+            max_output_tokens=given.max_output_tokens,
+        )
+
+    def _group_of(self, where: str, url: str) -> str:
+        try:
+            return normalised_endpoint(url)
+        except ValueError as error:
+            self._wrong(where, str(error))
+            return url
+
+    def _models(self, providers: Mapping[str, Provider]) -> dict[str, Model]:
+        if self._file is None:
+            return self._built_in_models(providers)
+        models: dict[str, Model] = {}
+        for name, given in self._parsed.models.items():
+            where = f"models.{name}"
+            targets: list[Target] = []
+            for key, entries in (("providers", given.providers), ("fallback", given.fallback)):
+                for place, entry in enumerate(entries):
+                    provider = entry if isinstance(entry, str) else entry.provider
+                    upstream = name if isinstance(entry, str) or entry.model is None else entry.model
+                    target = Target(provider=provider, model=upstream)
+                    if provider not in providers:
+                        self._wrong(f"{where}.{key}.{place}", f"no provider is called {provider!r}")
+                    elif target in targets:
+                        self._wrong(f"{where}.{key}.{place}", "is there twice")
+                    targets.append(target)
+            models[name] = Model(name=name, targets=tuple(targets), primary=len(given.providers))
+        return models
+
+    def _built_in_models(self, providers: Mapping[str, Provider]) -> dict[str, Model]:
+        """Without a file, every model that a shipped profile lists, at every ready provider that lists it."""
+        targets: dict[str, list[Target]] = {}
+        for provider in sorted(providers.values(), key=lambda p: not p.ready):
+            for name in provider.models:
+                targets.setdefault(name, []).append(Target(provider=provider.id, model=name))
+        return {name: Model(name=name, targets=tuple(places), primary=len(places)) for name, places in targets.items()}
+
+    def _groups(self, providers: Mapping[str, Provider]) -> dict[str, GroupSettings]:
+        known = {provider.group for provider in providers.values()}
+        groups = {group: GroupSettings() for group in sorted(known)}
+        for name, given in self._parsed.groups.items():
+            try:
+                group = normalised_endpoint(name)
+            except ValueError as error:
+                self._wrong(f"groups.{name}", str(error))
+                continue
+            if group not in known:
+                self._wrong(f"groups.{name}", "no provider has this endpoint")
+            groups[group] = GroupSettings(**given.model_dump())
+        return groups
+
+    def _prices(self) -> Iterator[tuple[str, Price]]:
+        for name, given in self._parsed.models.items():
+            if given.price is not None:
+                try:
+                    yield name, configured_price(given.price)
+                except ValueError as error:
+                    self._wrong(f"models.{name}.price", str(error))
+
+    def _jobs(self) -> JobsSettings:
+        try:
+            return msgspec.convert(self._parsed.jobs, JobsSettings)
+        except msgspec.ValidationError as error:
+            reason, _, path = str(error).partition(" - at `$.")
+            self._wrong(f"jobs.{path.rstrip('`')}" if path else "jobs", reason)
+            return JobsSettings()
+
+    def _listen(self, variable: str, configured: str | None, default: str) -> Listen:
+        text = self._environ.get(variable) or configured or default
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            self._wrong(variable if self._environ.get(variable) else "gateway", f"{text!r} is not host:port")
+            return Listen("127.0.0.1", 0)
+        return Listen(host.strip("[]"), int(port))
+
+
+def normalised_endpoint(url: str) -> str:
+    """`scheme://host:port` of a URL: what requests compete for. Raises ValueError."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("is not an http:// or https:// URL")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ValueError("must not hold a user, a query or a fragment")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"

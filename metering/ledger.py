@@ -1,0 +1,114 @@
+"""
+What the ledger is told of an attempt, and what it answers.
+
+The writing is `sql/functions/10_record.sql`, inside the settlement's transaction: admission runs it and carries these
+records without looking inside. Reading the counters adds their shards, in one snapshot, and is exact.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import uuid
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    import asyncpg
+
+
+class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of an attempt before it is dispatched; written with its grant, so that it outlives its process."""
+
+    request_id: str
+    transport: str
+    created_at: str
+    requested_model: str
+    route_id: str
+    provider: str
+    upstream_model: str
+    protocol: str
+    fallback_index: int
+    is_fallback: bool
+    class_: str = msgspec.field(name="class")
+    failed_provider: str | None = None
+    failure_reason: str | None = None
+    left_out: list[dict[str, str]] | None = None
+    session_id: str | None = None
+    scope_id: str | None = None
+    run_id: str | None = None
+    step_id: str | None = None
+    skill: str | None = None
+    skill_version: str | None = None
+    tool: str | None = None
+    role: str | None = None
+    tags: dict[str, str] | None = None
+    #: USD as a decimal number: the most it can cost.
+    upper_bound_usd: str | None = None
+    price_version: str | None = None
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an attempt ended; laid over its intent."""
+
+    #: "success", "error", "timeout", "cancelled", "not_dispatched" or "unknown".
+    status: str
+    #: "complete", "error", "error_in_stream", "broken", "cancelled", "not_dispatched", "lost".
+    ended: str
+    usd: str | None = None
+    upper_bound_usd: str | None = None
+    cost_reason: str | None = None
+    price_version: str | None = None
+    input_total: int | None = None
+    cache_read: int | None = None
+    cache_write_5m: int | None = None
+    cache_write_1h: int | None = None
+    output_total: int | None = None
+    reasoning: int | None = None
+    served_model: str | None = None
+    provider_request_id: str | None = None
+    error_class: str | None = None
+    error_code: str | None = None
+    http_status: int | None = None
+    queued_ms: int | None = None
+    first_byte_ms: int | None = None
+    total_ms: int | None = None
+
+
+class CountersAfter(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledger's answer to a record: USD charged so far, as decimal numbers."""
+
+    day: date
+    day_usd: str
+    total_usd: str
+    session_usd: str | None = None
+
+
+_SUMS = importlib.resources.files("metering").joinpath("sql", "usage.sql").read_text()
+
+
+class Ledger:
+    """Reads the counters."""
+
+    def __init__(self, pool: asyncpg.Pool, *, zone: str) -> None:
+        self._pool = pool
+        self._zone = zone
+
+    async def usage(self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None) -> dict[str, Any]:
+        """
+        The sums of a session (of that key), a day (None: today) and in total; of one key, or of all.
+
+        Raises asyncpg's errors.
+        """
+        rows = await self._pool.fetch(_SUMS, session_id, day, key_id, self._zone)
+        sums: dict[str, Any] = {"session": None}
+        for row in rows:
+            entry = dict(row)
+            kind = entry.pop("kind")
+            if kind != "day":
+                entry.pop("day")
+            for field in ("charged_usd", "unknown_upper_bound_usd"):
+                entry[field] = f"{entry[field]:f}"
+            sums[kind] = entry
+        return sums
