@@ -48,5 +48,5 @@ def command(port: int, host: str, api_key: str | None, faults: str, models: tupl
         asyncio.run(run(settings))
     except OSError as error:
         raise Failed(
-            f"cannot listen on {host}:{port}: {os.strerror(error.errno)}", hint="--port 0 takes a free one."
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}", hint="--port 0 takes a free one."
         ) from error

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
+import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -33,6 +35,15 @@ def table(
         found.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row))
     out.print(found)
     out.print()
+
+
+def text(content: str, style: str) -> Text:
+    return Text(content, style=style)
+
+
+def json(value: Any) -> None:
+    """For machines. Exact numbers are text, as in the API: a JSON number would be a float to most readers."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def shown(value: object) -> str:
