@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -163,7 +164,7 @@ async def test_a_role_without_rights_can_start_on_a_schema_that_is_up_to_date(
     empty_database_url: str, first: Package
 ) -> None:
     await database.migrate(empty_database_url, [first.source])
-    role = f"limited_{empty_database_url.rpartition('_')[2].partition('?')[0]}"
+    role = f"limited_{uuid.uuid4().hex}"
     async with database.open_connection(empty_database_url, name="test") as connection:
         await connection.execute(f"create role {role} login password 'x'; grant usage on schema control to {role}")
         await connection.execute(f"grant select on control.migration to {role}")
