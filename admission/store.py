@@ -8,6 +8,7 @@ that hangs or breaks is closed, and what was in flight on it is unknown: the sam
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.resources
 import os
 import socket
@@ -21,7 +22,7 @@ import asyncpg
 import msgspec
 
 from admission.combiner import Rejected
-from admission.lease import Demand, Settlement
+from admission.lease import Demand, Settlement, Waiting
 from admission.settings import AdmissionSettings
 
 CHANNEL: Final = "tollbridge_grants"
@@ -60,6 +61,7 @@ class SettledRow(msgspec.Struct, frozen=True):
     waiters: bool
 
 
+@functools.cache
 def _sql(name: str) -> str:
     return importlib.resources.files("admission").joinpath("sql", f"{name}.sql").read_text()
 
@@ -76,8 +78,6 @@ class Store:
             self._idle.put_nowait(None)
         #: Its own, so that no burst of work delays it.
         self._heartbeat: asyncpg.Connection | None = None
-        self._acquire = _sql("acquire")
-        self._settle = _sql("settle")
 
     async def configure(self) -> bool:
         """Makes the configured groups known. False where a newer configuration is in force."""
@@ -103,7 +103,7 @@ class Store:
         caller = [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands]
         async with self._connection() as connection:
             rows = await connection.fetch(
-                self._acquire,
+                _sql("acquire"),
                 group,
                 owner,
                 _ms(self._settings.unconfirmed_grant_s),
@@ -133,7 +133,7 @@ class Store:
         """Ends attempts. With a group, under its lock, so that the outcomes move its breaker."""
         async with self._connection() as connection:
             rows = await connection.fetch(
-                self._settle,
+                _sql("settle"),
                 group,
                 shard,
                 [s.lease.ticket_id for s in settlements],
@@ -175,6 +175,12 @@ class Store:
             rows = await connection.fetch(_sql("bury"), list(owners))
         return [row["group_id"] for row in rows]
 
+    async def dead(self, owners: Sequence[uuid.UUID]) -> set[uuid.UUID]:
+        """Which of these owners have lapsed, or were buried, and are not merely unheard."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("dead"), list(owners))
+        return {row["owner_id"] for row in rows}
+
     async def overdue(self) -> list[str]:
         """The groups in which time alone has changed something."""
         async with self._connection() as connection:
@@ -187,20 +193,14 @@ class Store:
             rows = await connection.fetch(_sql("groups"))
         return [msgspec.json.decode(row["occupancy"]) for row in rows]
 
-    async def waits(self, key_id: uuid.UUID | None, debits: Sequence[str]) -> dict[str, dict[str, Any]]:
+    async def waits(self, debits: Sequence[str]) -> dict[str, Waiting]:
         """Why these debits wait, where they do."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_sql("waits"), key_id, list(debits))
+            rows = await connection.fetch(_sql("waits"), list(debits))
         return {
-            row["debit_id"]: {"group": row["group_id"], "reason": row["reason"], "position": row["ahead"] + 1}
+            row["debit_id"]: Waiting(group=row["group_id"], reason=row["reason"], position=row["ahead"] + 1)
             for row in rows
         }
-
-    async def attempts(self, key_id: uuid.UUID, debit_id: str) -> list[dict[str, Any]]:
-        """The attempts of a debit that were granted, in order: ticket_id, attempt, state."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("attempts"), key_id, debit_id)
-        return [dict(row) for row in rows]
 
     async def notify(self, owners: Sequence[uuid.UUID]) -> None:
         """A hint to other processes, after the commit it tells of. Losing it costs them a rescan's delay."""

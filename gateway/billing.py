@@ -48,6 +48,19 @@ class Billing:
         )
         return _cost(charge)
 
+    def complete_elsewhere(
+        self,
+        *,
+        requested: str,
+        provider: Provider | None,
+        upstream: str,
+        usage: Usage,
+        reported_cost_usd: str | None,
+    ) -> Cost:
+        """`complete` for an attempt of another process. `provider` is None where it is configured no more."""
+        price = None if provider is None else self._price(requested, provider, upstream)
+        return _cost(cost.cost(usage, price, _reported(reported_cost_usd)))
+
     def unproven(self, call: Call, route: Route, usage: Usage = NOTHING) -> Cost:
         """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
         price = self._price(call.model, route.provider, route.model)

@@ -163,7 +163,7 @@ MIGRATIONS: tuple[Source, ...] = tuple(
     for component, package in (
         ("admission", "admission"),
         ("metering", "metering"),
-        ("gateway", "gateway"),
+        ("keys", "gateway.keys"),
         ("jobs", "gateway.jobs"),
     )
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 import uuid
-from datetime import date
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -85,11 +85,28 @@ class CountersAfter(msgspec.Struct, frozen=True, kw_only=True):
     session_usd: str | None = None
 
 
+class LedgerAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store knows of an attempt."""
+
+    ticket_id: uuid.UUID
+    attempt: int
+    #: "open" while it is not settled.
+    state: str
+    group_id: str
+    granted_at: datetime
+    day: date
+    #: Its intent, and over it what the ledger last wrote.
+    facts: dict[str, Any]
+
+
 _SUMS = importlib.resources.files("metering").joinpath("sql", "usage.sql").read_text()
 
 
+_ATTEMPTS = importlib.resources.files("metering").joinpath("sql", "attempts_of.sql").read_text()
+
+
 class Ledger:
-    """Reads the counters."""
+    """Reads what was written. Raises asyncpg's errors."""
 
     def __init__(self, pool: asyncpg.Pool, *, zone: str) -> None:
         self._pool = pool
@@ -112,3 +129,8 @@ class Ledger:
                 entry[field] = f"{entry[field]:f}"
             sums[kind] = entry
         return sums
+
+    async def attempts_of(self, key_id: uuid.UUID, debit_id: str) -> list[LedgerAttempt]:
+        """The attempts of a debit that were granted, in order."""
+        rows = await self._pool.fetch(_ATTEMPTS, key_id, debit_id)
+        return [LedgerAttempt(**{**row, "facts": msgspec.json.decode(row["facts"])}) for row in map(dict, rows)]

@@ -151,11 +151,15 @@ class Keys:
             raise Unauthenticated
         return entry.caller
 
-    def usable(self, key_id: uuid.UUID) -> bool:
-        """Whether the key may still be used: a recheck just before dispatch. Stale keys raise as in `authenticate`."""
+    def caller(self, key_id: uuid.UUID) -> Caller | None:
+        """Who an active key is; None for any other. No I/O. Stale keys raise as in `authenticate`."""
         self._check_current()
         entry = self._usable_ids.get(key_id)
-        return entry is not None and not self._expired(entry)
+        return None if entry is None or self._expired(entry) else entry.caller
+
+    def usable(self, key_id: uuid.UUID) -> bool:
+        """Whether the key may still be used: a recheck just before dispatch. Stale keys raise as in `authenticate`."""
+        return self.caller(key_id) is not None
 
     async def create(
         self,

@@ -133,27 +133,31 @@ class RestServer:
             task.add_done_callback(self._in_flight.discard)
         request_id = new_id().hex
         try:
-            return await self._answer(request, request_id)
+            response = await self._answer(request, request_id)
         except GatewayError as error:
             refusal = error
-        except ConnectionError:
-            # The client is gone; writing this fails quietly.
-            return web.Response(status=499)
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                # The client is gone; writing this fails quietly.
+                return web.Response(status=499)
             log.exception("gateway.request_fault", request_id=request_id)
             refusal = Internal("the gateway failed; its log has the details under this request id")
+        else:
+            if self._draining.is_set() and not response.prepared:
+                response.force_close()
+            return response
         log.info("gateway.request_refused", request_id=request_id, code=refusal.code.value, method=request.method)
         if request.writer.output_size > 0:
             # Part of an answer is out: only a broken connection can say now that it is not whole.
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=499)
-        response = error_response(refusal, request_id)
+        answer = error_response(refusal, request_id)
         if isinstance(refusal, _MethodNotAllowed):
-            response.headers["Allow"] = refusal.allow
-        if not request.content.is_eof():
-            response.force_close()
-        return response
+            answer.headers["Allow"] = refusal.allow
+        if self._draining.is_set() or not request.content.is_eof():
+            answer.force_close()
+        return answer
 
     async def _answer(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
         found = self._routes.methods(request.rel_url.raw_path)

@@ -81,6 +81,7 @@ create table control.ticket (
 
 create index ticket_queue on control.ticket (group_id, class, number) where state = 'queued';
 create index ticket_slots on control.ticket (group_id) where state <> 'queued';
+create index ticket_waiting_debit on control.ticket (debit_id) where state = 'queued';
 create index ticket_owner on control.ticket (owner_id);
 -- One debit never has two live tickets, its own quarantined attempts aside.
 create unique index ticket_debit on control.ticket (key_id, debit_id) where state <> 'quarantined';

@@ -1,0 +1,339 @@
+"""
+The composition root: opens every part in order, hands each what it needs, unwinds in reverse. Nothing imports it but
+the command line.
+
+Stopping is the same order seen from the other end: health first, then no new work, then what runs gets its time, then
+what it settled is written, and the database goes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, date, datetime
+from typing import Final
+
+import structlog
+
+from adapters.client import Upstream
+from adapters.protocols import PROTOCOLS
+from admission.controller import Controller
+from admission.lease import Waiting
+from admission.store import Store
+from admission.store import StoreUnavailable as AdmissionStoreUnavailable
+from gateway import database, embedded
+from gateway.billing import Billing
+from gateway.config import Settings
+from gateway.jobs.intake import Intake
+from gateway.jobs.runner import Runner
+from gateway.jobs.store import JobStore
+from gateway.jobs.submission import Judge
+from gateway.jobs.watch import Watch
+from gateway.keys import Bootstrap, Keys
+from gateway.liveness import Liveness
+from gateway.pipeline import Pipeline
+from gateway.recovery import Recovery
+from gateway.rest import app as rest
+from gateway.rest import jobs as rest_jobs
+from gateway.rest import operators
+from gateway.rest.body import unique_members
+from gateway.rest.fields import BY_NAME, options_from_json
+from gateway.router import Router
+from gateway.rpc import server as rpc
+from metering.ledger import Ledger
+from metering.library_prices import Library
+from metering.prices import PriceBook, PricedRoute
+
+log: Final = structlog.get_logger("gateway")
+
+#: How long a start waits for a database that is starting, too.
+_START_WAIT_S: Final = 30.0
+#: Between looks at whether the embedded server lives.
+_WATCH_SERVER_S: Final = 1.0
+
+
+@asynccontextmanager
+async def open_database(settings: Settings) -> AsyncIterator[str]:
+    """The database's URL: the given one, or that of an embedded server that is kept alive meanwhile; migrated."""
+    async with AsyncExitStack() as stack:
+        url = settings.database_url
+        if url is None:
+            server = await stack.enter_async_context(embedded.running(settings.data_dir))
+            url = server.url
+            await stack.enter_async_context(_background(_keep_alive(server), name="embedded database"))
+        await database.migrate(url, wait_s=_START_WAIT_S)
+        if settings.content_database_url is not None:
+            await database.migrate(settings.content_database_url, wait_s=_START_WAIT_S)
+        yield url
+
+
+async def _keep_alive(server: embedded.EmbeddedPostgres) -> None:
+    while True:
+        await asyncio.sleep(_WATCH_SERVER_S)
+        try:
+            if await asyncio.to_thread(server.restart_if_dead):
+                log.warning("gateway.embedded_database_restarted")
+        except embedded.EmbeddedPostgresError as error:
+            log.error("gateway.embedded_database_down", reason=str(error))  # noqa: TRY400  it is tried again
+
+
+async def bootstrap_keys(url: str, settings: Settings) -> Bootstrap:
+    """What a first start does about API keys."""
+    async with (
+        database.open_pool(url, name="tollbridge keys", size=1, wait_s=_START_WAIT_S) as pool,
+        Keys.open(pool) as keys,
+    ):
+        return await keys.bootstrap(settings.api_key)
+
+
+class Gateway:
+    """A gateway that serves. Made by `open_gateway`."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        controller: Controller,
+        runner: Runner,
+        rest_server: rest.RestServer,
+        rpc_server: rpc.RpcServer,
+    ) -> None:
+        self._settings = settings
+        self._controller = controller
+        self._runner = runner
+        self._rest = rest_server
+        self._rpc = rpc_server
+
+    @property
+    def rest_port(self) -> int:
+        return self._rest.port
+
+    @property
+    def grpc_port(self) -> int:
+        return self._rpc.port
+
+    async def report_health(self) -> None:
+        """For ever: the health service says what admission knows."""
+        said = True
+        while True:
+            if self._controller.available is not said:
+                said = self._controller.available
+                await self._rpc.set_serving(said)
+                log.warning("gateway.health_changed", serving=said)
+            await asyncio.sleep(0.2)
+
+    async def drain(self) -> None:
+        """Health says no, nothing new is taken, what runs ends or is taken back at the drain's deadline."""
+        await asyncio.gather(
+            self._rpc.drain(self._settings.drain_s), self._rest.drain(), self._runner.drain(self._settings.drain_s)
+        )
+
+
+@asynccontextmanager
+async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
+    """
+    Serves while entered; leaving drains. The database must be migrated.
+
+    Raises `gateway.database.DatabaseError`, `OSError` where an address cannot be had.
+    """
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        control = await stack.enter_async_context(
+            database.open_pool(url, name="tollbridge control", size=4, wait_s=_START_WAIT_S)
+        )
+        content = await stack.enter_async_context(
+            database.open_pool(
+                settings.content_database_url or url, name="tollbridge content", size=8, wait_s=_START_WAIT_S
+            )
+        )
+        keys = await stack.enter_async_context(Keys.open(control))
+        ledger = Ledger(control, zone=settings.admission.zone)
+        await control.execute("select control.partition_invocations_v1()")
+
+        store = Store(url, settings.admission)
+        stack.push_async_callback(store.close)
+        if not await store.configure():
+            log.warning("gateway.newer_configuration_in_force")
+        liveness = stack.enter_context(Liveness(settings.data_dir).opened())
+        controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
+
+        adapter = await stack.enter_async_context(Upstream())
+        billing = Billing(await _prices(settings))
+        router = Router(settings.providers, settings.models, billing)
+        pipeline = Pipeline(
+            router=router,
+            controller=controller,
+            adapter=adapter,
+            billing=billing,
+            usable=lambda call: keys.usable(call.caller.key_id),
+        )
+
+        recovery = Recovery(
+            liveness=liveness,
+            controller=controller,
+            store=store,
+            ledger=ledger,
+            billing=billing,
+            providers=dict(settings.providers),
+        )
+        await recovery.bury_dead()
+        await stack.enter_async_context(_background(recovery.watch(), name="recovery"))
+
+        job_store = JobStore(content, settings.jobs)
+        watch = Watch(job_store, settings.jobs)
+        stack.push_async_callback(watch.close)
+        runner = Runner(
+            store=job_store,
+            line=pipeline,
+            format=PROTOCOLS["chat_completions"],
+            callers=keys,
+            recovery=recovery,
+            watch=watch,
+            owner=controller.owner,
+            settings=settings.jobs,
+        )
+        intake = Intake(
+            job_store,
+            Judge(
+                caller_fields=BY_NAME,
+                parse_options=options_from_json,
+                parse_chat=PROTOCOLS["chat_completions"].parse_request,
+                resolve=router.targets,
+                unambiguous=unique_members,
+                settings=settings.jobs,
+            ),
+            settings.jobs,
+            submitted=runner.wake,
+        )
+        reading = _Reading(settings, controller, store, ledger)
+        rest_server = await stack.enter_async_context(
+            rest.serve(
+                rest.RestSettings(
+                    host=settings.rest.host, port=settings.rest.port, reuse_port=True, drain_s=settings.drain_s
+                ),
+                [
+                    *operators.routes(readiness=reading, catalogue=reading, usage=reading, groups=reading),
+                    *rest_jobs.routes(
+                        store=job_store,
+                        intake=intake,
+                        watch=watch,
+                        runner=runner,
+                        waits=reading,
+                        settings=settings.jobs,
+                    ),
+                ],
+                keys,
+            )
+        )
+        rpc_server = await stack.enter_async_context(
+            rpc.open_server(
+                rpc.RpcSettings(host=settings.grpc.host, port=settings.grpc.port, drain_s=settings.drain_s),
+                line=pipeline,
+                authenticator=keys,
+            )
+        )
+        await stack.enter_async_context(runner)
+        gateway = Gateway(
+            settings=settings,
+            controller=controller,
+            runner=runner,
+            rest_server=rest_server,
+            rpc_server=rpc_server,
+        )
+        stack.push_async_callback(gateway.drain)
+        await stack.enter_async_context(_background(gateway.report_health(), name="health"))
+        yield gateway
+
+
+async def _prices(settings: Settings) -> PriceBook:
+    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    routes = {
+        PricedRoute(provider.id, provider.base_url, model.name, target.model)
+        for model in settings.models.values()
+        for target in model.targets
+        if (provider := settings.providers[target.provider]).ready
+    }
+    routes |= {
+        PricedRoute(provider.id, provider.base_url, f"{provider.id}/{name}", name)
+        for provider in settings.providers.values()
+        if provider.ready
+        for name in provider.models
+    }
+    # Loading the price list takes a third of a second, and no request should wait for it.
+    unpriced = await asyncio.to_thread(prices.prepare, sorted(routes), datetime.now(UTC))
+    if unpriced:
+        log.info("gateway.models_without_price", models=sorted({f"{provider}/{up}" for provider, _, _, up in unpriced}))
+    return prices
+
+
+class _Reading:
+    """What the REST endpoints read of the rest of the gateway."""
+
+    def __init__(self, settings: Settings, controller: Controller, store: Store, ledger: Ledger) -> None:
+        self._settings = settings
+        self._controller = controller
+        self._store = store
+        self._ledger = ledger
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        available = self._controller.available
+        return available, {"control_store": "ok" if available else "unavailable"}
+
+    def models(self) -> Sequence[operators.ModelEntry]:
+        providers = self._settings.providers
+        places: dict[str, list[str]] = {
+            name: [target.provider for target in model.targets] for name, model in self._settings.models.items()
+        }
+        for provider in providers.values():
+            for name in provider.models:
+                places.setdefault(f"{provider.id}/{name}", [provider.id])
+        return [
+            operators.ModelEntry(
+                name=name,
+                providers=tuple(
+                    operators.ModelProvider(id=p, ready=providers[p].ready and providers[p].enabled) for p in found
+                ),
+            )
+            for name, found in sorted(places.items())
+        ]
+
+    async def read(self, session_id: str | None, day: date | None, key_id: uuid.UUID | None) -> Mapping[str, object]:
+        with database.store_errors():
+            return await self._ledger.usage(session_id=session_id, day=day, key_id=key_id)
+
+    async def groups(self) -> Sequence[object]:
+        with _admission_errors():
+            return await self._store.groups()
+
+    async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:
+        with _admission_errors():
+            return await self._store.waits(debit_ids)
+
+
+@contextlib.contextmanager
+def _admission_errors() -> Iterator[None]:
+    try:
+        yield
+    except AdmissionStoreUnavailable as error:
+        raise database.StoreUnavailable("the control store does not answer") from error
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[None, None, None], *, name: str) -> AsyncIterator[None]:
+    """Runs beside the block and is cancelled after it. Should it end by itself, that is an event."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_ended)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("gateway.task_failed", task=task.get_name(), exc_info=error)

@@ -1,0 +1,194 @@
+"""
+What is to be done for processes that died: their tickets, their attempts, the cost of answers they had stored.
+
+Satisfies `gateway.jobs.runner.Recovery`. A process proves by its lock file that it lives, on this host; elsewhere by
+its heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Collection, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from adapters.chat import ChatResponse
+from admission.controller import Controller
+from admission.lease import Ending, Lease, Settlement, Verdict
+from admission.store import Store
+from admission.store import StoreUnavailable as AdmissionStoreUnavailable
+from gateway.attempt import SETTLEMENT_PATIENCE_S
+from gateway.billing import Billing, total
+from gateway.call import Options
+from gateway.database import StoreUnavailable, store_errors
+from gateway.liveness import Liveness
+from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
+from gateway.router import Provider
+from metering.cost import decimal_string
+from metering.ledger import Ledger, LedgerAttempt, Record
+
+log: Final = structlog.get_logger("gateway")
+
+#: Between looks at the lock files of this host.
+_WATCH_S: Final = 1.0
+
+
+class Recovery:
+    def __init__(
+        self,
+        *,
+        liveness: Liveness,
+        controller: Controller,
+        store: Store,
+        ledger: Ledger,
+        billing: Billing,
+        providers: dict[str, Provider],
+    ) -> None:
+        self._liveness = liveness
+        self._controller = controller
+        self._store = store
+        self._ledger = ledger
+        self._billing = billing
+        self._providers = providers
+
+    async def watch(self) -> None:
+        """For ever: holds this process's own locks, and buries the owners of this host that are dead."""
+        while True:
+            try:
+                await self.bury_dead()
+            except AdmissionStoreUnavailable:
+                log.info("gateway.burial_postponed")
+            await asyncio.sleep(_WATCH_S)
+
+    async def bury_dead(self) -> None:
+        """Raises `admission.store.StoreUnavailable`."""
+        for owner in self._controller.incarnations:
+            self._liveness.hold(owner)
+        dead = self._liveness.dead()
+        if dead:
+            await self._controller.bury(dead)
+            for owner in dead:
+                self._liveness.forget(owner)
+            log.warning("gateway.process_found_dead", owners=[str(owner) for owner in dead])
+
+    async def dead(self, owners: Sequence[uuid.UUID]) -> Collection[uuid.UUID]:
+        """Which of these will never write again."""
+        try:
+            return await self._store.dead(owners)
+        except AdmissionStoreUnavailable as error:
+            raise StoreUnavailable(str(error)) from error
+
+    async def outcome_of(self, *, key_id: uuid.UUID, debit_id: str) -> Outcome | None:
+        """What became of the attempts of a debit, as far as is known. None where none was granted."""
+        with store_errors():
+            attempts = await self._ledger.attempts_of(key_id, debit_id)
+        return _outcome(debit_id, attempts) if attempts else None
+
+    async def settle_stored(
+        self, *, key_id: uuid.UUID, options: Options, attempt: int, response: ChatResponse
+    ) -> Outcome | None:
+        """Charges an attempt whose process died after its answer was stored."""
+        assert options.debit_id is not None
+        with store_errors():
+            attempts = await self._ledger.attempts_of(key_id, options.debit_id)
+        found = next((entry for entry in attempts if entry.attempt == attempt), None)
+        if found is None:
+            return None
+        if found.state in ("open", "unknown"):
+            try:
+                async with asyncio.timeout(SETTLEMENT_PATIENCE_S):
+                    await self._controller.settle(self._settlement(found, response))
+            except TimeoutError as error:
+                raise StoreUnavailable("the settlement was not acknowledged in time") from error
+        return await self.outcome_of(key_id=key_id, debit_id=options.debit_id)
+
+    def _settlement(self, found: LedgerAttempt, response: ChatResponse) -> Settlement:
+        facts = found.facts
+        cost = self._billing.complete_elsewhere(
+            requested=facts["requested_model"],
+            provider=self._providers.get(facts["provider"]),
+            upstream=facts["upstream_model"],
+            usage=response.usage,
+            reported_cost_usd=response.reported_cost_usd,
+        )
+        usage = response.usage
+        record = Record(
+            status="success",
+            ended="complete",
+            usd=None if cost.usd is None else decimal_string(cost.usd),
+            upper_bound_usd=facts.get("upper_bound_usd") if cost.usd is None else None,
+            cost_reason=cost.reason,
+            price_version=cost.price_version,
+            input_total=usage.input_total,
+            cache_read=usage.cache_read,
+            cache_write_5m=usage.cache_write_5m,
+            cache_write_1h=usage.cache_write_1h,
+            output_total=usage.output_total,
+            reasoning=usage.reasoning,
+            served_model=response.served_model,
+        )
+        lease = Lease(
+            ticket_id=found.ticket_id,
+            group=found.group_id,
+            generation=0,
+            probe=False,
+            hard_deadline=time.monotonic(),
+            granted_at=found.granted_at,
+            day=found.day,
+            queued_s=0.0,
+        )
+        return Settlement(
+            lease=lease,
+            ending=Ending.CONFIRMED,
+            verdict=Verdict.NONE,
+            state=cost.state,
+            record=msgspec.json.encode(record),
+        )
+
+
+def _outcome(debit_id: str, attempts: Sequence[LedgerAttempt]) -> Outcome:
+    reports = tuple(_report(attempt) for attempt in attempts)
+    last = attempts[-1]
+    ended = {"charged": "complete", "unknown": "uncertain", "open": "uncertain"}.get(last.state, "failed")
+    return Outcome(
+        request_id=last.facts.get("request_id") or "",
+        debit_id=debit_id,
+        ended="complete" if last.facts.get("ended") == "complete" else ended,
+        attempts=reports,
+        cost=total([report.cost for report in reports]),
+        settlement="pending" if last.state == "open" else "settled",
+        served_model=last.facts.get("served_model"),
+    )
+
+
+def _report(attempt: LedgerAttempt) -> AttemptReport:
+    facts = attempt.facts
+    return AttemptReport(
+        number=attempt.attempt,
+        route=RouteReport(
+            route_id=facts.get("route_id") or "",
+            provider=facts.get("provider") or "",
+            model=facts.get("upstream_model") or "",
+            protocol=facts.get("protocol") or "",
+        ),
+        status=facts.get("status") or "unknown",
+        error_class=facts.get("error_class"),
+        code=facts.get("error_code"),
+        http_status=facts.get("http_status"),
+        cost=Cost(
+            state="unknown" if attempt.state == "open" else attempt.state,
+            usd=_decimal(facts.get("usd")),
+            upper_bound_usd=_decimal(facts.get("upper_bound_usd")) if attempt.state in ("open", "unknown") else None,
+            price_version=facts.get("price_version"),
+            reason=facts.get("cost_reason"),
+        ),
+    )
+
+
+def _decimal(value: Any) -> Decimal | None:
+    return None if value is None else Decimal(str(value))

@@ -1,0 +1,691 @@
+"""The REST server over real sockets, with real keys: who gets in, what is refused, how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import importlib.resources
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import date
+from decimal import Decimal
+from io import BytesIO
+from typing import Any
+from uuid import UUID
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+from structlog.testing import capture_logs
+
+from admission.lease import new_id
+from gateway import database
+from gateway.call import Caller, Scope
+from gateway.database import StoreUnavailable
+from gateway.errors import AdmissionRefused, Unauthenticated
+from gateway.keys import Keys
+from gateway.rest import operators
+from gateway.rest.app import RestServer, RestSettings, serve
+from gateway.rest.auth import Authenticator
+from gateway.rest.endpoint import REQUEST_ID, Access, BodyLimits, Endpoint, Exchange, usd
+from gateway.rest.operators import ModelEntry, ModelProvider
+
+KEYS = database.Source(component="keys", directory=importlib.resources.files("gateway.keys").joinpath("sql"))
+SECRET_TEXT = "the-quick-brown-canary"
+
+BODY = BodyLimits(max_json_bytes=1024**2, max_body_bytes=2 * 1024**2, body_grace_s=0.3, body_min_rate=1024**2)
+SETTINGS = RestSettings(port=0, body=BODY, header_timeout_s=0.5, drain_s=5.0)
+
+
+class FakeReadiness:
+    def __init__(self) -> None:
+        self.parts = {"control_store": "answers"}
+
+    def ready(self) -> tuple[bool, dict[str, str]]:
+        return self.parts["control_store"] == "answers", self.parts
+
+
+class FakeCatalogue:
+    def models(self) -> Sequence[ModelEntry]:
+        return [
+            ModelEntry(
+                name="gpt-4o",
+                providers=(ModelProvider(id="openai", ready=False), ModelProvider(id="local", ready=True)),
+            )
+        ]
+
+
+class FakeUsage:
+    def __init__(self) -> None:
+        self.asked: list[tuple[str | None, date | None, UUID | None]] = []
+        self.lost = False
+
+    async def read(self, session_id: str | None, day: date | None, key_id: UUID | None) -> Mapping[str, object]:
+        if self.lost:
+            raise StoreUnavailable("gone")
+        self.asked.append((session_id, day, key_id))
+        return {"session": None, "day": {"charged_usd": Decimal("1E-7")}, "total": {"charged_usd": Decimal("12.50")}}
+
+
+class Group(msgspec.Struct):
+    name: str
+    spent: Decimal
+
+
+class FakeGroups:
+    async def groups(self) -> Sequence[object]:
+        return [Group(name="https://api.example:443", spent=Decimal("0E-12"))]
+
+
+class Thing(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    weight: float = 0.0
+    rest: Any = None
+
+
+class World:
+    """A server with every kind of endpoint, and a key of every kind."""
+
+    def __init__(self) -> None:
+        self.readiness = FakeReadiness()
+        self.usage = FakeUsage()
+        self.entered = asyncio.Event()
+        self.go = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.secrets: dict[str, str] = {}
+        self.server: RestServer
+        self.client: aiohttp.ClientSession
+        self.port: int
+        self.authenticator: Authenticator
+        #: Where they are real.
+        self.keys: Keys
+
+    def endpoints(self) -> list[Endpoint]:
+        async def take(exchange: Exchange) -> web.StreamResponse:
+            thing = await exchange.json(Thing)
+            return exchange.answer({"name": thing.name, "by": exchange.caller.name})
+
+        async def count(exchange: Exchange) -> web.StreamResponse:
+            total = 0
+            async for piece in exchange.chunks():
+                total += len(piece)
+            return exchange.answer({"bytes": total})
+
+        async def one(exchange: Exchange) -> web.StreamResponse:
+            exchange.query(("wait",))
+            return exchange.answer({"id": exchange.path_args["thing_id"]})
+
+        async def many(exchange: Exchange) -> web.StreamResponse:
+            return exchange.answer({"id": None})
+
+        async def slow(exchange: Exchange) -> web.StreamResponse:
+            self.entered.set()
+            try:
+                await self.go.wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            return exchange.answer({"done": True})
+
+        async def fault(exchange: Exchange) -> web.StreamResponse:
+            raise RuntimeError(SECRET_TEXT)
+
+        async def full(exchange: Exchange) -> web.StreamResponse:
+            raise AdmissionRefused("the queue is full", retry_after_s=1.2)
+
+        async def breaks(exchange: Exchange) -> web.StreamResponse:
+            response = exchange.stream("application/x-ndjson")
+            await response.prepare(exchange.request)
+            await response.write(b'{"line": 1}\n')
+            raise RuntimeError(SECRET_TEXT)
+
+        return [
+            *operators.routes(
+                readiness=self.readiness, catalogue=FakeCatalogue(), usage=self.usage, groups=FakeGroups()
+            ),
+            Endpoint(method="POST", path="/v1/things", access=Scope.JOBS, handler=take),
+            Endpoint(method="POST", path="/v1/lines", access=Scope.CHAT, handler=count),
+            Endpoint(method="GET", path="/v1/things/{thing_id}", access=Scope.JOBS, handler=one),
+            Endpoint(method="DELETE", path="/v1/things/{thing_id}", access=Scope.ADMIN, handler=one),
+            Endpoint(method="GET", path="/v1/things/all", access=Scope.JOBS, handler=many),
+            Endpoint(method="GET", path="/slow", access=Access.ANY_KEY, handler=slow),
+            Endpoint(method="GET", path="/fault", access=Access.ANY_KEY, handler=fault),
+            Endpoint(method="GET", path="/full", access=Access.ANY_KEY, handler=full),
+            Endpoint(method="GET", path="/breaks", access=Access.ANY_KEY, handler=breaks),
+        ]
+
+    def key(self, name: str = "all") -> dict[str, str]:
+        return {"authorization": f"Bearer {self.secrets[name]}"}
+
+    async def ask(self, method: str, path: str, **given: Any) -> tuple[int, Any, Mapping[str, str]]:
+        given.setdefault("headers", self.key())
+        async with self.client.request(method, path, **given) as response:
+            text = await response.text()
+            return response.status, json.loads(text) if text else None, response.headers
+
+    async def raw(self, sent: bytes) -> tuple[int, dict[str, Any]]:
+        """What comes back for these bytes, until the server closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        try:
+            writer.write(sent)
+            got = await asyncio.wait_for(reader.read(), 5)
+        finally:
+            writer.close()
+        head, _, body = got.partition(b"\r\n\r\n")
+        return int(head.split(b" ")[1]), json.loads(body)
+
+
+class FakeKeys:
+    """Keys in memory, for what is not about keys."""
+
+    def __init__(self) -> None:
+        self.callers: dict[str, Caller] = {}
+
+    def create(self, name: str, scopes: Iterable[Scope]) -> str:
+        secret = f"tb_{name}_secret".replace(" ", "_")
+        self.callers[secret] = Caller(key_id=new_id(), name=name, scopes=frozenset(scopes))
+        return secret
+
+    async def authenticate(self, token: str | None) -> Caller:
+        if token not in self.callers:
+            raise Unauthenticated
+        return self.callers[token]
+
+
+@asynccontextmanager
+async def served(world: World, keys: Authenticator) -> AsyncIterator[World]:
+    async with (
+        serve(SETTINGS, world.endpoints(), keys) as world.server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{world.server.port}") as world.client,
+    ):
+        world.port = world.server.port
+        world.authenticator = keys
+        yield world
+        world.go.set()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """With keys in memory."""
+    world, keys = World(), FakeKeys()
+    for scope in Scope:
+        world.secrets[scope.value] = keys.create(f"only {scope.value}", [scope])
+    world.secrets["all"] = keys.create("all", Scope)
+    async with served(world, keys):
+        yield world
+
+
+@pytest.fixture
+async def real_world(database_url: str) -> AsyncIterator[World]:
+    """With real keys."""
+    await database.migrate(database_url, [KEYS])
+    world = World()
+    async with database.open_pool(database_url, name="test-rest", size=2) as pool, Keys.open(pool) as world.keys:
+        for scope in Scope:
+            _, world.secrets[scope.value] = await world.keys.create(f"only {scope.value}", [scope])
+        _, world.secrets["all"] = await world.keys.create("all", Scope)
+        async with served(world, world.keys):
+            yield world
+
+
+def is_error(body: Any, code: str) -> bool:
+    error = body["error"]
+    return bool(
+        set(error) == {"code", "message", "type", "param", "request_id"}
+        and error["code"] == code
+        and error["message"]
+        and error["type"]
+        and len(error["request_id"]) == 32
+    )
+
+
+# ------------------------------------------------------------------ who gets in
+
+
+async def test_every_endpoint_lets_in_exactly_the_keys_it_says(real_world: World):
+    real_world.go.set()
+    for endpoint in real_world.server.endpoints:
+        path = endpoint.path.replace("{thing_id}", "x")
+        for name, secret in [("nobody", None), ("wrong", "tb_wrong"), *real_world.secrets.items()]:
+            headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
+            try:
+                status, body, _ = await real_world.ask(endpoint.method, path, headers=headers)
+            except aiohttp.ClientPayloadError:
+                status, body = 200, {}
+            if endpoint.access is Access.PUBLIC:
+                assert status == 200, (path, name)
+            elif name in {"nobody", "wrong"}:
+                assert (status, is_error(body, "unauthenticated")) == (401, True), (path, name)
+            elif endpoint.access is Access.ANY_KEY or name in {"all", endpoint.access.value}:
+                assert status not in {401, 403}, (path, name)
+            else:
+                assert (status, is_error(body, "permission_denied")) == (403, True), (path, name)
+
+
+async def test_only_health_is_public(world: World):
+    public = {endpoint.path for endpoint in world.server.endpoints if endpoint.access is Access.PUBLIC}
+    assert public == {"/healthz", "/readyz"}
+
+
+async def test_every_wrong_key_gets_the_same_401(real_world: World):
+    good = real_world.secrets["all"]
+    headers: list[list[tuple[str, str]]] = [
+        [],
+        [("authorization", "")],
+        [("authorization", "Bearer")],
+        [("authorization", "Bearer ")],
+        [("authorization", good)],
+        [("authorization", f"Basic {good}")],
+        [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")],
+        [("authorization", f"Bearer {good}"), ("authorization", "Bearer x")],
+        [("authorization", f"Bearer {good}, Bearer {good}")],
+        [("authorization", "Bearer ' or '1'='1")],
+        [("authorization", "Bearer tb_\N{SNOWMAN}")],
+        [("authorization", "Bearer " + "x" * 15_000)],
+        [("authorization", "Bearer " + "x" * 10 * 1024**2)],
+        [("authorization", f"Bearer {good[:-1]}")],
+        [("authorization", f"Bearer {good}x")],
+        [("x-api-key", good)],
+    ]
+    answers = set()
+    for pairs in headers:
+        status, body, got = await real_world.ask("GET", "/v1/models", headers=CIMultiDict(pairs))
+        assert status == 401, pairs[0][1][:40]
+        assert got["WWW-Authenticate"] == "Bearer"
+        error = body["error"]
+        assert got[REQUEST_ID] == error.pop("request_id")
+        answers.add(json.dumps(error))
+        assert good not in json.dumps(body)
+    assert len(answers) == 1
+
+
+async def test_a_key_in_the_url_is_no_key(real_world: World):
+    good = real_world.secrets["all"]
+    for path in (f"/v1/models?api_key={good}", f"/v1/models?authorization=Bearer%20{good}"):
+        assert (await real_world.ask("GET", path, headers={}))[0] == 401
+
+
+async def test_the_host_header_and_the_spelling_of_the_url_change_nothing(world: World):
+    for host in ("x/healthz", "x?/healthz", "x#/healthz", "healthz", ""):
+        status, body = await world.raw(f"GET /v1/models HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+        assert (status, body["error"]["code"]) in {(401, "unauthenticated"), (400, "invalid_request")}, host
+    for target in (
+        "/v1/models?/healthz",
+        "/v1/models?x=/healthz",
+        "http://other/v1/models",
+        "//healthz",
+        "/healthz/../v1/models",
+        "/healthz%2f..%2fv1%2fmodels",
+        "/v1/models/",
+        "/V1/models",
+        "/v1//models",
+        "/v1/models;/healthz",
+        "*",
+    ):
+        status, body = await world.raw(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        assert status in {401, 404, 400}, target
+        assert "data" not in body
+
+
+async def test_a_revoked_key_is_refused_from_the_next_request_on(real_world: World):
+    assert (await real_world.ask("GET", "/v1/models"))[0] == 200
+    await real_world.keys.revoke("all")
+    assert (await real_world.ask("GET", "/v1/models"))[0] == 401
+
+
+# ------------------------------------------------------------------ operators
+
+
+async def test_ready_follows_the_stores_and_alive_does_not(world: World):
+    assert (await world.ask("GET", "/readyz", headers={}))[:2] == (
+        200,
+        {"status": "ready", "parts": {"control_store": "answers"}},
+    )
+    world.readiness.parts["control_store"] = "lost"
+    assert (await world.ask("GET", "/readyz", headers={}))[0] == 503
+    assert (await world.ask("GET", "/healthz", headers={}))[0] == 200
+
+
+async def test_models_are_listed_as_openai_clients_expect_them(world: World):
+    status, body, _ = await world.ask("GET", "/v1/models", headers=world.key("chat"))
+    assert status == 200
+    assert body == {
+        "object": "list",
+        "data": [
+            {
+                "id": "gpt-4o",
+                "object": "model",
+                "created": 0,
+                "owned_by": "openai",
+                "ready": True,
+                "providers": [{"id": "openai", "ready": False}, {"id": "local", "ready": True}],
+            }
+        ],
+    }
+
+
+async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(world: World):
+    status, body, _ = await world.ask("GET", "/v1/usage?session=s%201&day=2026-02-28", headers=world.key("usage:read"))
+    assert status == 200
+    assert body["day"]["charged_usd"] == "0.0000001"
+    assert body["total"]["charged_usd"] == "12.50"
+    await world.ask("GET", "/v1/usage")
+    own = await world.authenticator.authenticate(world.secrets["usage:read"])
+    assert world.usage.asked == [("s 1", date(2026, 2, 28), own.key_id), (None, None, None)]
+
+
+async def test_groups_are_told_as_the_store_has_them(world: World):
+    status, body, _ = await world.ask("GET", "/v1/groups")
+    assert (status, body) == (200, {"groups": [{"name": "https://api.example:443", "spent": "0.000000000000"}]})
+
+
+async def test_a_lost_store_is_said_so(world: World):
+    world.usage.lost = True
+    status, body, headers = await world.ask("GET", "/v1/usage")
+    assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "control_store_unavailable", "1")
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("sesion=x", "sesion"),
+        ("session=a&session=b", "session"),
+        ("session=", "session"),
+        ("session=a%00b", "session"),
+        ("session=%ff", "query"),
+        ("session=" + "x" * 257, "session"),
+        ("session", "query"),
+        ("&".join("a=1" for _ in range(100)), "query"),
+        ("day=20260228", "day"),
+        ("day=2026-02-30", "day"),
+        ("day=2026-W09-6", "day"),
+        ("%0a=1", "query"),
+    ],
+)
+async def test_a_query_that_is_not_exactly_right_is_refused_by_name(world: World, query: str, param: str):
+    got = await world.raw(
+        f"GET /v1/usage?{query} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.secrets['all']}\r\n"
+        "connection: close\r\n\r\n".encode()
+    )
+    assert got[0] == 400
+    assert got[1]["error"]["param"] == param
+    assert world.usage.asked == []
+
+
+# ------------------------------------------------------------------ answers
+
+
+async def test_head_options_404_and_405_keep_the_shape(world: World):
+    status, body, headers = await world.ask("HEAD", "/v1/models")
+    assert (status, body) == (200, None)
+    assert int(headers["Content-Length"]) > 0
+    status, _, headers = await world.ask("OPTIONS", "/v1/things/x", headers={})
+    assert (status, headers["Allow"]) == (204, "DELETE, GET, HEAD, OPTIONS")
+    status, body, headers = await world.ask("PUT", "/v1/things/x")
+    assert (status, is_error(body, "method_not_allowed")) == (405, True)
+    assert headers["Allow"] == "DELETE, GET, HEAD, OPTIONS"
+    status, body, headers = await world.ask("GET", "/v1/nothing")
+    assert (status, is_error(body, "not_found")) == (404, True)
+    assert headers[REQUEST_ID] == body["error"]["request_id"]
+    assert "aiohttp" not in str(headers).lower()
+
+
+async def test_a_literal_path_wins_and_a_segment_is_decoded(world: World):
+    assert (await world.ask("GET", "/v1/things/all"))[1] == {"id": None}
+    assert (await world.ask("GET", "/v1/things/a%20b"))[1] == {"id": "a b"}
+    assert (await world.ask("GET", "/v1/things/"))[0] == 404
+    for path in ("/v1/things/a%00b", "/v1/things/%ff"):
+        request = f"GET {path} HTTP/1.1\r\nhost: x\r\n{''.join(f'{k}: {v}' for k, v in world.key().items())}\r\n"
+        status, body = await world.raw(f"{request}connection: close\r\n\r\n".encode())
+        assert (status, is_error(body, "invalid_request")) == (400, True)
+
+
+async def test_a_refusal_that_waiting_can_mend_says_how_long_in_whole_seconds(world: World):
+    status, body, headers = await world.ask("GET", "/full")
+    assert (status, body["error"]["code"], headers["Retry-After"]) == (429, "queue_full", "2")
+
+
+async def test_a_fault_is_internal_and_tells_nobody_its_message(world: World):
+    with capture_logs() as events:
+        status, body, headers = await world.ask("GET", "/fault")
+    assert (status, is_error(body, "internal")) == (500, True)
+    assert SECRET_TEXT not in json.dumps(body)
+    fault = next(event for event in events if event["event"] == "gateway.request_fault")
+    assert fault["request_id"] == headers[REQUEST_ID]
+    assert SECRET_TEXT not in str({name: value for name, value in fault.items() if name != "exc_info"})
+
+
+async def test_an_answer_that_breaks_half_way_does_not_pass_for_a_whole_one(world: World):
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await world.ask("GET", "/breaks")
+
+
+# ------------------------------------------------------------------ what is sent
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"name": "a\x00b"}',
+        b'{"weight": NaN}',
+        b'{"weight": 1e400}',
+        b'{"name": "a", "name": "b"}',
+        b'{"nmae": "a"}',
+        b'{"name": "\\ud800"}',
+        b'{"rest": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b"\xff",
+        b"[]",
+    ],
+)
+async def test_json_that_is_not_exactly_right_is_a_400(world: World, body: bytes):
+    status, answer, _ = await world.ask(
+        "POST", "/v1/things", data=body, headers=world.key() | {"content-type": "application/json"}
+    )
+    assert status == 400
+    assert answer["error"]["code"] in {"invalid_json", "invalid_request"}
+
+
+async def test_json_is_taken_with_and_without_a_charset_and_nothing_else_is(world: World):
+    for media, expected in [("application/json", 200), ("application/json; charset=utf-8", 200), ("text/plain", 415)]:
+        headers = world.key() | {"content-type": media}
+        status, body, _ = await world.ask("POST", "/v1/things", data=b'{"name": "x"}', headers=headers)
+        assert status == expected
+        if status == 200:
+            assert body == {"name": "x", "by": "all"}
+
+
+async def test_a_large_document_is_parsed_aside(world: World):
+    body = json.dumps({"name": "x" * 900_000}).encode()
+    status, _, _ = await world.ask(
+        "POST", "/v1/things", data=body, headers=world.key() | {"content-type": "application/json"}
+    )
+    assert status == 200
+
+
+async def test_a_body_over_the_limit_is_a_413_with_and_without_a_declared_length(world: World):
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * 65_536
+
+    headers = world.key() | {"content-type": "application/json"}
+    for data in (BytesIO(b" " * (BODY.max_json_bytes + 1)), pieces()):
+        status, body, _ = await world.ask("POST", "/v1/things", data=data, headers=headers)
+        assert (status, is_error(body, "payload_too_large")) == (413, True)
+    assert (await world.ask("POST", "/v1/lines", data=BytesIO(b" " * BODY.max_body_bytes)))[1] == {
+        "bytes": BODY.max_body_bytes
+    }
+    status, _, _ = await world.ask("POST", "/v1/lines", data=BytesIO(b" " * (BODY.max_body_bytes + 1)))
+    assert status == 413
+
+
+async def test_a_compressed_body_is_refused_unopened(world: World):
+    bomb = gzip.compress(b"\0" * 50 * 1024**2)
+    headers = world.key() | {"content-encoding": "gzip"}
+    status, body, _ = await world.ask("POST", "/v1/lines", data=bomb, headers=headers)
+    assert (status, is_error(body, "unsupported_media_type")) == (415, True)
+
+
+async def test_a_client_that_asks_first_is_told_before_it_sends(world: World):
+    status, body, _ = await world.ask("POST", "/v1/lines", data=b"x" * 100_000, expect100=True)
+    assert (status, body) == (200, {"bytes": 100_000})
+    # The refusal comes without a body having been sent at all.
+    status, body = await world.raw(
+        b"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\nexpect: 100-continue\r\n\r\n"
+    )
+    assert (status, is_error(body, "unauthenticated")) == (401, True)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 hello tls\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer a\x00b\r\n\r\n",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncookie: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"GET /v1/models HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 200 + b"\r\n",
+    ],
+    ids=["header", "tls", "nul", "cookie", "line", "cl+te", "two lengths", "many headers"],
+)
+async def test_what_is_not_http_gets_a_400_in_our_shape_and_the_connection_ends(world: World, sent: bytes):
+    status, body = await world.raw(sent)
+    assert (status, is_error(body, "invalid_request")) == (400, True)
+
+
+async def test_a_slow_body_is_cut_and_a_slow_head_too(world: World):
+    async def trickle(first: bytes) -> tuple[bytes, float]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+        began = time.monotonic()
+        writer.write(first)
+
+        async def drip() -> None:
+            while not writer.is_closing():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+
+        dripping = asyncio.create_task(drip())
+        try:
+            got = await asyncio.wait_for(reader.read(), 10)
+        except ConnectionResetError:
+            got = b""
+        took = time.monotonic() - began
+        dripping.cancel()
+        writer.close()
+        return got, took
+
+    auth = f"authorization: Bearer {world.secrets['all']}\r\n".encode()
+    body, took = await trickle(b"POST /v1/lines HTTP/1.1\r\nhost: x\r\n" + auth + b"content-length: 100000\r\n\r\n")
+    assert b" 400 " in body
+    assert b"too slowly" in body
+    assert took < 4
+    _, took = await trickle(b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncookie: ")
+    assert took < 4
+
+
+async def test_a_body_that_breaks_off_or_is_badly_framed_is_no_fault(world: World):
+    with capture_logs() as events:
+        await break_off(world)
+    assert not [event for event in events if event["event"] == "gateway.request_fault"]
+
+
+async def break_off(world: World) -> None:
+    head = f"POST /v1/lines HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {world.secrets['all']}\r\n"
+    status, body = await world.raw(f"{head}transfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n".encode())
+    assert (status, is_error(body, "invalid_request")) == (400, True)
+    _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(f"{head}content-length: 1000\r\n\r\nhello".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await world.ask("GET", "/v1/models"))[0] == 200
+
+
+# ------------------------------------------------------------------ connections, and stopping
+
+
+async def test_one_connection_too_many_is_told_so(world: World):
+    async with AsyncExitStack() as stack:
+        few = msgspec.structs.replace(SETTINGS, max_connections=2)
+        server = await stack.enter_async_context(serve(few, world.endpoints(), world.authenticator))
+        for _ in range(2):
+            _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            stack.callback(writer.close)
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        stack.callback(writer.close)
+        got = await asyncio.wait_for(reader.read(), 5)
+        assert got.startswith(b"HTTP/1.1 429 ")
+        assert is_error(json.loads(got.partition(b"\r\n\r\n")[2]), "queue_full")
+
+
+async def test_a_client_that_goes_away_cancels_its_handler(world: World):
+    asking = asyncio.create_task(world.ask("GET", "/slow"))
+    await world.entered.wait()
+    asking.cancel()
+    await asyncio.wait_for(world.cancelled.wait(), 5)
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new(world: World):
+    asking = asyncio.create_task(world.ask("GET", "/slow"))
+    await world.entered.wait()
+    stopping = asyncio.create_task(world.server.drain())
+    await asyncio.sleep(0)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", world.port)
+    assert not stopping.done()
+    world.go.set()
+    status, body, headers = await asking
+    assert (status, body) == (200, {"done": True})
+    assert headers["Connection"] == "close"
+    await asyncio.wait_for(stopping, 5)
+
+
+async def test_draining_does_not_wait_for_idle_connections(world: World):
+    assert (await world.ask("GET", "/v1/models"))[0] == 200
+    began = time.monotonic()
+    await world.server.drain()
+    assert time.monotonic() - began < 1
+
+
+async def test_what_has_not_ended_at_the_drain_deadline_is_cancelled_and_waited_for(world: World):
+    short = msgspec.structs.replace(SETTINGS, drain_s=0.05)
+    async with (
+        serve(short, world.endpoints(), world.authenticator) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+    ):
+        asking = asyncio.create_task(client.get("/slow", headers=world.key()))
+        await world.entered.wait()
+        await server.drain()
+        assert world.cancelled.is_set()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+
+
+async def test_two_processes_may_share_a_port(world: World):
+    shared = msgspec.structs.replace(SETTINGS, reuse_port=True)
+    async with serve(shared, world.endpoints(), world.authenticator) as one:
+        same = msgspec.structs.replace(shared, port=one.port)
+        async with serve(same, world.endpoints(), world.authenticator) as two:
+            assert one.port == two.port
+    async with serve(SETTINGS, world.endpoints(), world.authenticator) as alone:
+        with pytest.raises(OSError, match="in use"):
+            async with serve(
+                msgspec.structs.replace(SETTINGS, port=alone.port), world.endpoints(), world.authenticator
+            ):
+                pass
+
+
+def test_money_is_written_without_an_exponent():
+    assert usd(Decimal("1E-7")) == "0.0000001"
+    assert usd(Decimal("1E+3")) == "1000"
+
+
+def test_a_request_id_is_an_ordered_uuid():
+    assert new_id().version == 7
