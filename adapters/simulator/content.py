@@ -74,19 +74,38 @@ class Piece(NamedTuple):
     call_id: str = ""
 
 
+class Run(NamedTuple):
+    """Tokens of one kind in a row."""
+
+    kind: Kind
+    tokens: list[str]
+    call: int = 0
+    call_id: str = ""
+
+
 class Choice(msgspec.Struct, frozen=True):
-    pieces: list[Piece]
+    runs: list[Run]
     finish_reason: str
 
+    def tokens(self, kind: Kind | None = None) -> int:
+        return sum(len(run.tokens) for run in self.runs if kind in {None, run.kind})
+
     def text(self, kind: Kind) -> str:
-        return "".join(piece.text for piece in self.pieces if piece.kind == kind)
+        return "".join("".join(run.tokens) for run in self.runs if run.kind == kind)
 
     def calls(self) -> Iterator[tuple[str, str, str]]:
         """Id, name and arguments of each tool call."""
-        for start in self.pieces:
+        for start in self.runs:
             if start.kind == "call":
-                arguments = (p.text for p in self.pieces if p.kind == "arguments" and p.call == start.call)
-                yield start.call_id, start.text, "".join(arguments)
+                arguments = (
+                    "".join(run.tokens) for run in self.runs if run.kind == "arguments" and run.call == start.call
+                )
+                yield start.call_id, start.tokens[0], "".join(arguments)
+
+    def pieces(self) -> Iterator[Piece]:
+        for kind, texts, call, call_id in self.runs:
+            for text in texts:
+                yield Piece(kind, text, call, call_id)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -98,7 +117,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def completion_tokens(self) -> int:
-        return sum(len(choice.pieces) for choice in self.choices)
+        return sum(choice.tokens() for choice in self.choices)
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +147,7 @@ def answer(request: Request, model: str, shape: Shape = PLAIN) -> Answer:
         choices=choices,
         prompt_tokens=prompt_tokens,
         cached_tokens=min(shape.cached, prompt_tokens),
-        reasoning_tokens=sum(1 for choice in choices for piece in choice.pieces if piece.kind == "reasoning"),
+        reasoning_tokens=sum(choice.tokens("reasoning") for choice in choices) if shape.reasoning else 0,
     )
 
 
@@ -176,27 +195,34 @@ class _Prompt(msgspec.Struct, frozen=True):
 
 
 def _choice(request: Request, prompt: _Prompt, shape: Shape) -> Choice:
-    pieces: list[Piece] = []
+    runs: list[Run] = []
     if shape.reasoning:
-        pieces += [Piece("reasoning", token) for token in _exactly(_thoughts(prompt), shape.reasoning)]
+        runs.append(Run("reasoning", _exactly(_thoughts(prompt), shape.reasoning)))
     finish = "stop"
     called = [] if shape.refusal or shape.huge or shape.chunks else _calls(request, prompt)
     if shape.refusal:
-        pieces += [Piece("refusal", token) for token in tokens.split("I'm sorry, but I can't help with that.")]
+        runs.append(Run("refusal", tokens.split("I'm sorry, but I can't help with that.")))
     elif called:
         for number, (tool, arguments) in enumerate(called):
             call_id = "call_" + hashlib.blake2b(prompt.digest + bytes([number]), digest_size=12).hexdigest()
-            pieces.append(Piece("call", tool.function.name, number, call_id))
-            pieces += [Piece("arguments", token, number) for token in tokens.split(arguments)]
+            runs.append(Run("call", [tool.function.name], number, call_id))
+            runs.append(Run("arguments", tokens.split(arguments), number))
         finish = "tool_calls"
     elif shape.huge:
-        pieces += [Piece("text", token) for token in _huge(shape.huge)]
+        runs.append(Run("text", _huge(shape.huge)))
     else:
-        pieces += [Piece("text", token) for token in _said(request, prompt, shape)]
+        runs.append(Run("text", _said(request, prompt, shape)))
     limit = request.output_limit
-    if limit is not None and len(pieces) > limit:
-        return Choice(pieces[:limit], "length")
-    return Choice(pieces, finish)
+    if limit is not None and limit < sum(len(run.tokens) for run in runs):
+        return Choice(list(_cut(runs, limit)), "length")
+    return Choice(runs, finish)
+
+
+def _cut(runs: list[Run], limit: int) -> Iterator[Run]:
+    for run in runs:
+        if limit:
+            yield run._replace(tokens=run.tokens[:limit])
+            limit -= min(limit, len(run.tokens))
 
 
 def _said(request: Request, prompt: _Prompt, shape: Shape) -> list[str]:
@@ -273,7 +299,7 @@ def _huge(size: int) -> list[str]:
     block = 16 * 1024
     whole, rest = divmod(size, block)
     made = [" " + "x" * (block - 1)] * whole
-    return [*made, "y"] if rest == 1 else [*made, " " + "y" * (rest - 1)] if rest else made
+    return [*made, "."] if rest == 1 else [*made, " " + "y" * (rest - 1)] if rest else made
 
 
 def _json(wanted: dict[str, object], prompt: _Prompt) -> str:

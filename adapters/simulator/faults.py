@@ -35,6 +35,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
 #: Models that need no fault settings to be interesting.
 PRESETS: dict[str, dict[str, Any]] = {
     "sim-fast": {},
+    "sim-small": {},
+    "sim-large": {},
     "sim-steady": {"latency": 0.15, "pace": 0.02},
     "sim-slow": {"latency": 0.8, "jitter": 0.4, "pace": 0.06},
     "sim-reasoning": {"reasoning": 24},
