@@ -8,8 +8,12 @@ databases. Several test runs may use one server at once: each has a template of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
+import shutil
 import tempfile
+import time
 import urllib.parse
 import uuid
 from collections.abc import Coroutine, Iterator
@@ -47,6 +51,18 @@ def execute(url: str, *statements: str) -> None:
     run_apart(run())
 
 
+def sweep(minimum_age_s: float = 600) -> None:
+    """Stop and remove the servers of test runs that were killed."""
+    for directory in Path(tempfile.gettempdir()).glob("tollbridge-tests-*"):
+        with contextlib.suppress(OSError):
+            with (directory / "postgres.users").open("ab") as users:
+                if time.time() - os.fstat(users.fileno()).st_mtime < minimum_age_s:
+                    continue
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            EmbeddedPostgres.start(directory).stop()
+            shutil.rmtree(directory)
+
+
 @pytest.fixture(scope="session")
 def database_server() -> Iterator[str]:
     """The URL of a server whose role may create databases."""
@@ -54,6 +70,7 @@ def database_server() -> Iterator[str]:
     if given:
         yield given
         return
+    sweep()
     with (
         tempfile.TemporaryDirectory(prefix="tollbridge-tests-") as directory,
         EmbeddedPostgres.start(Path(directory), settings=TEST_SETTINGS) as server,
