@@ -18,12 +18,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
+
+from gateway import config, embedded
 
 log = structlog.get_logger()
 
@@ -35,6 +37,8 @@ WORKER = "TOLLBRIDGE_WORKER"
 FIRST_BACKOFF_S, MAX_BACKOFF_S, STABLE_LIFE_S = 0.2, 10.0, 30.0
 #: Seconds a worker gets for its unwinding after the second signal, and past the drain deadline.
 LAST_GRACE_S = 5.0
+#: Seconds between two looks whether the embedded PostgreSQL lives.
+DATABASE_LOOK_S = 1.0
 
 
 class PortTaken(Exception):
@@ -140,6 +144,49 @@ def _parent_is_gone(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
     if os.read(sys.stdin.fileno(), 1024) == b"":
         loop.remove_reader(sys.stdin)
         stop.gently.set()
+
+
+def load(path: Path | None, data_dir: Path | None) -> config.Settings:
+    """The settings, with what was said on the command line over environment and file. Raises config.ConfigFaults."""
+    environ = dict(os.environ)
+    if data_dir is not None:
+        environ["TOLLBRIDGE_DATA_DIR"] = str(data_dir)
+    return config.load(path, environ)
+
+
+@contextlib.asynccontextmanager
+async def database(settings: config.Settings) -> AsyncIterator[str]:
+    """
+    The URL of the database: the one given, or that of the embedded PostgreSQL, which runs meanwhile and is brought
+    back when it dies. Raises embedded.EmbeddedPostgresError.
+    """
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    starting = asyncio.ensure_future(asyncio.to_thread(embedded.EmbeddedPostgres.start, settings.data_dir))
+    try:
+        server = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # The thread goes on whatever happens here, and what it starts must not be left behind.
+        await asyncio.to_thread((await starting).stop)
+        raise
+    keeper = asyncio.create_task(_keep_alive(server), name="embedded postgres")
+    try:
+        yield server.url
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        await asyncio.to_thread(server.stop)
+
+
+async def _keep_alive(server: embedded.EmbeddedPostgres) -> None:
+    while True:
+        await asyncio.sleep(DATABASE_LOOK_S)
+        try:
+            if await asyncio.to_thread(server.restart_if_dead):
+                log.error("gateway.embedded_postgres_restarted")
+        except embedded.EmbeddedPostgresError:
+            log.exception("gateway.embedded_postgres_down")
 
 
 class Supervisor:
