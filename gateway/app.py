@@ -162,13 +162,14 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
         adapter = await stack.enter_async_context(Upstream())
         billing = Billing(await _prices(settings))
-        router = Router(settings.providers, settings.models, billing)
+        router = Router(settings.providers, settings.models, billing, settings.routing)
         pipeline = Pipeline(
             router=router,
             controller=controller,
             adapter=adapter,
             billing=billing,
             usable=lambda call: keys.usable(call.caller.key_id),
+            settings=settings.routing,
         )
 
         recovery = Recovery(

@@ -30,9 +30,6 @@ from metering.cost import decimal_string
 from metering.ledger import CountersAfter, Intent, Record
 from metering.usage import NOTHING, Usage
 
-#: How long the last message waits for its settlement before it says "pending".
-SETTLEMENT_PATIENCE_S: Final = 2.0
-
 _CLOCKS: Final = ("first_byte_timeout", "gap_timeout", "deadline")
 
 
@@ -218,9 +215,11 @@ class Attempt:
 class Attempts:
     """Opens attempts and settles them, all of one process."""
 
-    def __init__(self, controller: Controller, billing: Billing) -> None:
+    def __init__(self, controller: Controller, billing: Billing, patience_s: float) -> None:
+        """`patience_s`: how long `settle` waits for the store."""
         self._controller = controller
         self._billing = billing
+        self._patience_s = patience_s
 
     @asynccontextmanager
     async def opened(
@@ -247,7 +246,7 @@ class Attempts:
         cost = attempt.cost()
         reports.append(attempt.report(cost))
         try:
-            async with asyncio.timeout(SETTLEMENT_PATIENCE_S):
+            async with asyncio.timeout(self._patience_s):
                 settled = await self._controller.settle(attempt.settlement(cost))
         except (TimeoutError, StoreRejected):
             return Receipt(acknowledged=False)

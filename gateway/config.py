@@ -26,7 +26,7 @@ from adapters.protocols import PROTOCOLS
 from admission.settings import AdmissionSettings, GroupSettings
 from gateway.call import Resend
 from gateway.jobs.settings import JobsSettings
-from gateway.router import Model, Provider, Target
+from gateway.router import Model, Provider, RoutingSettings, Target
 from metering.prices import Price, configured_price
 
 FILE_NAME: Final = "tollbridge.toml"
@@ -72,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     providers: Mapping[str, Provider]
     models: Mapping[str, Model]
     prices_by_model: Mapping[str, Price]
+    routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
 
@@ -171,11 +172,19 @@ class _Admission(_Strict):
         return self
 
 
+class _Routing(_Strict):
+    most_routes: Annotated[int, pydantic.Field(gt=0, le=20)] = 3
+    most_attempts: Annotated[int, pydantic.Field(gt=0, le=50)] = 6
+    backoff_s: list[_NotNegative] = [1.0, 2.0, 4.0]
+    settlement_patience_s: _Positive = 2.0
+
+
 class _File(_Strict):
     gateway: _Gateway = _Gateway()
     providers: dict[_Name, _Provider] = {}
     models: dict[_Name, _Model] = {}
     groups: dict[_Name, _Group] = {}
+    routing: _Routing = _Routing()
     admission: _Admission = _Admission()
     jobs: dict[str, Any] = {}
 
@@ -279,6 +288,7 @@ class _Resolved:
             providers=providers,
             models=models,
             prices_by_model=prices,
+            routing=msgspec.convert(parsed.routing.model_dump(), RoutingSettings),
             admission=AdmissionSettings(
                 groups=groups, configuration_hash=hashlib.sha256(limits).hexdigest(), **admission
             ),

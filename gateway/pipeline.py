@@ -39,16 +39,11 @@ from gateway.errors import (
     UpstreamRejected,
 )
 from gateway.outcome import AttemptReport, Outcome
-from gateway.router import Plan, Route, Router
+from gateway.router import Plan, Route, Router, RoutingSettings
 from metering.cost import decimal_string
 from metering.usage import NOTHING
 
 log: Final = structlog.get_logger("gateway")
-
-#: Dispatches for one request, whatever the routes.
-MOST_ATTEMPTS: Final = 6
-#: Seconds before a transient failure is tried again where no other route is left; jitter comes on top.
-BACKOFF_S: Final = (1.0, 2.0, 4.0)
 
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
@@ -66,6 +61,7 @@ class Pipeline:
         adapter: Adapter,
         billing: Billing,
         usable: Callable[[Call], bool],
+        settings: RoutingSettings,
     ) -> None:
         """`usable` says, right before dispatch, whether the caller's key still is."""
         self._router = router
@@ -73,13 +69,14 @@ class Pipeline:
         self._adapter = adapter
         self._billing = billing
         self._usable = usable
-        self._attempts = Attempts(controller, billing)
+        self._settings = settings
+        self._attempts = Attempts(controller, billing, settings.settlement_patience_s)
 
     # ---------------------------------------------------------------- the two faces
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
-        run = _Run(call)
+        run = _Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, (first, rest) = await self._serve(run, observer, stack, self._first_content)
             items = self._items(run, attempt, first, rest)
@@ -87,7 +84,7 @@ class Pipeline:
             yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
-        run = _Run(call)
+        run = _Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, response = await self._serve(run, observer, stack, self._whole_answer)
             await observer.completed(response, attempt.number)
@@ -216,8 +213,9 @@ _SETTLED: Final = Receipt(acknowledged=True)
 class _Run:
     """One request on the line: what has been tried, and what may still be."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, settings: RoutingSettings) -> None:
         self.call = call
+        self.settings = settings
         self.debit_id = call.options.debit_id or call.request_id
         self.created_at = datetime.now(UTC).isoformat()
         self.started_at = time.monotonic()
@@ -288,16 +286,17 @@ class _Run:
 
     async def pause(self, again: list[Route]) -> list[Route]:
         """Every route was tried: waits before those that may do better. No slot is held. Raises where none may."""
-        remaining = self.remaining_s()
-        if not again or self.pauses >= len(BACKOFF_S) or len(self.reports) >= MOST_ATTEMPTS:
+        most = self.settings.most_attempts
+        if not again or self.pauses >= len(self.settings.backoff_s) or len(self.reports) >= most:
             raise self._exhausted()
-        delay = max(BACKOFF_S[self.pauses] * random.uniform(1.0, 1.25), self.floor_s)  # noqa: S311  jitter
+        delay = max(self.settings.backoff_s[self.pauses] * random.uniform(1.0, 1.25), self.floor_s)  # noqa: S311  jitter
         self.pauses += 1
         self.floor_s = 0.0
+        remaining = self.remaining_s()
         if remaining is not None and delay >= remaining:
             raise self._exhausted(retry_after_s=delay)
         await asyncio.sleep(delay)
-        return again[: MOST_ATTEMPTS - len(self.reports)]
+        return again[: most - len(self.reports)]
 
     def late(self) -> GatewayError:
         kind = AdmissionRefused if not self.reports else AllRoutesFailed

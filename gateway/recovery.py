@@ -22,7 +22,6 @@ from admission.controller import Controller
 from admission.lease import Ending, Lease, Settlement, Verdict
 from admission.store import Store
 from admission.store import StoreUnavailable as AdmissionStoreUnavailable
-from gateway.attempt import SETTLEMENT_PATIENCE_S
 from gateway.billing import Billing, total
 from gateway.call import Options
 from gateway.database import StoreUnavailable, store_errors
@@ -34,6 +33,8 @@ from metering.ledger import Ledger, LedgerAttempt, Record
 
 log: Final = structlog.get_logger("gateway")
 
+#: How long a settlement is waited for before the job is left for the next round.
+_PATIENCE_S: Final = 2.0
 #: Between looks at the lock files of this host.
 _WATCH_S: Final = 1.0
 
@@ -101,7 +102,7 @@ class Recovery:
             return None
         if found.state in ("open", "unknown"):
             try:
-                async with asyncio.timeout(SETTLEMENT_PATIENCE_S):
+                async with asyncio.timeout(_PATIENCE_S):
                     await self._controller.settle(self._settlement(found, response))
             except TimeoutError as error:
                 raise StoreUnavailable("the settlement was not acknowledged in time") from error

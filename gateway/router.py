@@ -113,6 +113,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[LeftOut, ...]
 
 
+class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the gateway goes for one request."""
+
+    #: Routes tried.
+    most_routes: int = 3
+    #: Dispatches in all.
+    most_attempts: int = 6
+    #: Seconds before a transient failure is tried again where no other route is left; jitter comes on top.
+    backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0)
+    #: How long the last message waits for its settlement before it says "pending".
+    settlement_patience_s: float = 2.0
+
+
 class Ceilings(Protocol):
     """The most a request can cost on a route in USD; None where no bound is known."""
 
@@ -122,10 +135,14 @@ class Ceilings(Protocol):
 class Router:
     """Model names to ordered routes, from a configuration that does not change while it lives."""
 
-    #: Routes tried for one request.
-    MOST_ROUTES = 3
-
-    def __init__(self, providers: Mapping[str, Provider], models: Mapping[str, Model], ceilings: Ceilings) -> None:
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        models: Mapping[str, Model],
+        ceilings: Ceilings,
+        settings: RoutingSettings,
+    ) -> None:
+        self._most_routes = settings.most_routes
         self._providers = providers
         self._models = models
         self._ceilings = ceilings
@@ -166,7 +183,7 @@ class Router:
             reason = self._objection(call, provider, target.model)
             if reason is None and routes and not options.allow_failover:
                 reason = "failover_off"
-            if reason is None and len(routes) >= self.MOST_ROUTES:
+            if reason is None and len(routes) >= self._most_routes:
                 reason = "route_limit"
             if reason is None:
                 routes.append(self._route(provider, target.model, index))
