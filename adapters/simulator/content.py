@@ -191,7 +191,9 @@ class _Prompt(msgspec.Struct, frozen=True):
 
     def keywords(self) -> list[str]:
         words = dict.fromkeys(word for word in _WORD.findall(self.question[:4000]) if not _STOP_WORDS.fullmatch(word))
-        return list(words)[:8] or ["the question", "its context"]
+        first = self.question.split(maxsplit=1)[0] if words else ""
+        telling = sorted((word for word in words if word != first), key=len, reverse=True)[:6]
+        return telling if len(telling) > 1 else [*telling, "the question", "its context"]
 
 
 def _choice(request: Request, prompt: _Prompt, shape: Shape) -> Choice:
@@ -243,11 +245,11 @@ def _said(request: Request, prompt: _Prompt, shape: Shape) -> list[str]:
 
 def _prose(prompt: _Prompt) -> str:
     words = prompt.keywords()
-    quote = "".join(tokens.split(prompt.question)[:_QUOTE_TOKENS]).strip() or "nothing in particular"
+    quote = "".join(tokens.split(prompt.question)[:_QUOTE_TOKENS]).strip().rstrip(".") or "nothing in particular"
 
     def fill(template: str, place: int) -> str:
         first = prompt.draw(place, len(words))
-        return template.format(quote=quote, a=words[first], b=words[(first + 1) % len(words)])
+        return template.format(quote=quote, a=f"“{words[first]}”", b=f"“{words[(first + 1) % len(words)]}”")
 
     parts: list[str] = []
     if prompt.system:

@@ -24,7 +24,14 @@ _DEEPEST = 40
 _CAPITALISED = re.compile(r"(?<![.!?]\s)(?<!^)\b[^\W\d_a-z][\w'-]*(?:\s+[^\W\d_a-z][\w'-]*)*")
 _QUOTED = re.compile(r"[\"“”'‘’«»]([^\"“”'‘’«»]{1,60})[\"“”'‘’«»]")  # noqa: RUF001
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_CODE = re.compile(r"\b(?:[A-Z]+-)?\d[\w.-]*\w|\b\d\b")
+_CURRENCY = re.compile(r"\b[A-Z]{3}\b")
 _WORD = re.compile(r"\w+")
+#: Properties whose text is more likely to be a number of some kind than a name.
+_CODED = ("number", "id", "code", "order", "sku", "date", "year", "phone", "quantity")
+#: Sums come last in a sentence.
+_MONEY = ("total", "amount", "price", "cost")
+_WORDY = ("query", "question", "prompt", "text", "message", "summary", "body")
 
 _FORMATS = {
     "date": "2026-03-14",
@@ -69,6 +76,8 @@ class Clues(msgspec.Struct, frozen=True):
     """What a prompt offers to fill in."""
 
     names: list[str]
+    #: What has digits in it, as it is written.
+    codes: list[str]
     numbers: list[float]
     words: list[str]
     prompt: str
@@ -78,7 +87,8 @@ class Clues(msgspec.Struct, frozen=True):
         quoted = _QUOTED.findall(prompt)
         capitalised = [name for name in _CAPITALISED.findall(prompt) if name[0].isupper() and name != "I"]
         return cls(
-            names=list(dict.fromkeys([*quoted, *capitalised])),
+            names=[name for name in dict.fromkeys([*quoted, *capitalised]) if len(name) > 2],
+            codes=_CODE.findall(prompt)[:8],
             numbers=[float(number) for number in _NUMBER.findall(prompt)[:8]],
             words=[word for word in _WORD.findall(prompt)[:200] if len(word) > 2 and not word.isdigit()],
             prompt=prompt,
@@ -248,20 +258,32 @@ class _Writer:
         given = _FORMATS.get(str(schema.get("format")))
         if given is not None:
             return given
-        pool = clues.names or [word for word in clues.words if len(word) > 4] or clues.words or ["example"]
         index = int(re.findall(r"\[(\d+)\]", path)[-1]) if "[" in path else 0
-        text = pool[(index + _draw(path.partition("[")[0], "")) % len(pool)] if "[" in path else pool[0]
-        name = path.rpartition(".")[2]
-        if any(hint in name.lower() for hint in ("query", "question", "prompt", "text", "message", "summary", "body")):
-            text = " ".join(clues.prompt.split()[:12]) or text
-        if index and clues.names and index >= len(pool):
+        name = path.rpartition(".")[2].lower()
+        pool = self._pool(name)
+        text = pool[index % len(pool)]
+        if index >= len(pool):
             text = f"{text} {index + 1}"
+        if any(hint in name for hint in _WORDY):
+            text = " ".join(clues.prompt.split()[:12]) or text
         pattern = schema.get("pattern")
         if pattern is not None:
             text = _matching(pattern, (text, *clues.words), text)
         while len(text) < least:
             text = f"{text} {text}" if text else "x"
         return text if most is None else text[: int(most)]
+
+    def _pool(self, name: str) -> list[str]:
+        """What a text property of this name may hold, the best first."""
+        clues = self._clues
+        if "currency" in name and (currencies := _CURRENCY.findall(clues.prompt)):
+            return currencies
+        if clues.codes and any(hint in name for hint in _MONEY):
+            return clues.codes[::-1]
+        if clues.codes and set(re.findall(r"[a-z]+", name)) & set(_CODED):
+            return clues.codes
+        longest = sorted(dict.fromkeys(clues.words[1:] or clues.words), key=len, reverse=True)
+        return clues.names or longest or ["example"]
 
     def _one_of(self, options: list[Any], path: str) -> Any:
         if not options:

@@ -32,7 +32,9 @@ class SimulatedProvider:
 
     async def ledger(self) -> dict[str, Any]:
         """The sums: dispatches, completed, active, peak_concurrency, tokens_in, tokens_out, by_model, ..."""
-        return (await self._client.get(f"{self._control}/ledger")).raise_for_status().json()
+        response = await self._client.get(f"{self._control}/ledger")
+        sums: dict[str, Any] = response.raise_for_status().json()
+        return sums
 
     async def dispatches(self) -> list[dict[str, Any]]:
         """A record of each dispatch, in order of arrival."""
@@ -60,7 +62,7 @@ class SimulatedProvider:
 @contextlib.asynccontextmanager
 async def simulated(settings: Settings | None = None) -> AsyncIterator[SimulatedProvider]:
     """One in this process, with settings of its own."""
-    async with serve(simulator=Simulator(settings)) as url, httpx.AsyncClient(trust_env=False) as client:
+    async with serve(simulator=Simulator(settings)) as url, httpx.AsyncClient(trust_env=False, verify=False) as client:
         yield SimulatedProvider(url, client, pid=os.getpid())
 
 
@@ -74,7 +76,7 @@ async def simulated_process(*arguments: str) -> AsyncIterator[SimulatedProvider]
     try:
         ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
         assert ready["event"] == "simulator.ready"
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, verify=False) as client:
             yield SimulatedProvider(ready["url"], client, pid=process.pid)
     finally:
         with contextlib.suppress(ProcessLookupError):

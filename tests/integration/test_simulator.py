@@ -28,7 +28,9 @@ QUESTION = "How do I plan a database migration?"
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(trust_env=False, timeout=20, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(
+        trust_env=False, verify=False, timeout=20, limits=httpx.Limits(max_connections=None)
+    ) as client:
         yield client
 
 
@@ -520,10 +522,10 @@ async def test_the_peak_is_exact_under_load(simulator: SimulatedProvider, client
             request = body("sim-fast?latency=0.002&chunks=10", stream=number % 2 == 0, user=str(number))
             return (await client.post(url, json=request)).status_code
 
-    assert set(await asyncio.gather(*(one(number) for number in range(300)))) == {200}
+    assert set(await asyncio.gather(*(one(number) for number in range(120)))) == {200}
     ledger = await simulator.ledger()
-    assert (ledger["peak_concurrency"], ledger["completed"], ledger["active"]) == (5, 300, 0)
-    assert ledger["tokens_out"] == 3000
+    assert (ledger["peak_concurrency"], ledger["completed"], ledger["active"]) == (5, 120, 0)
+    assert ledger["tokens_out"] == 1200
 
 
 async def test_a_reset_starts_again(simulator: SimulatedProvider, client: httpx.AsyncClient) -> None:
