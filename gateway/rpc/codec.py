@@ -111,6 +111,12 @@ _FINISH: Final = {
 _CACHES: Final = {"": None, "5m": "5m", "1h": "1h"}
 _DETAILS: Final = {"": None, "low": "low", "high": "high", "auto": "auto"}
 _ROLES: Final = {role.value: role for role in Role}
+_OF_ASSISTANTS: Final = ("tool_calls", "refusal", "reasoning")
+_OF_TOOLS: Final = ("tool_call_id", "is_error")
+#: The fields of a message that belong to other roles than this one.
+_OF_OTHERS: Final = {
+    role: (() if role is Role.ASSISTANT else _OF_ASSISTANTS) + (() if role is Role.TOOL else _OF_TOOLS) for role in Role
+}
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,38 +286,31 @@ def _message(path: str, message: pb.Message) -> Message:
     role = _ROLES.get(message.role)
     if role is None:
         _refuse(f"{path}.role", f"one of {', '.join(_ROLES)} is needed")
+    for name in _OF_OTHERS[role]:
+        if getattr(message, name):
+            _refuse(f"{path}.{name}", f"does not belong on a message of the role {role.value}")
     content = _content(path, message)
-    _only(role is Role.ASSISTANT, f"{path}.tool_calls", message.tool_calls, "an assistant")
-    _only(role is Role.ASSISTANT, f"{path}.refusal", message.refusal, "an assistant")
-    _only(role is Role.ASSISTANT, f"{path}.reasoning", message.reasoning, "an assistant")
-    _only(role is Role.TOOL, f"{path}.tool_call_id", message.tool_call_id, "a tool")
-    _only(role is Role.TOOL, f"{path}.is_error", message.is_error, "a tool")
+    tool_calls, reasoning = message.tool_calls, message.reasoning
     if role is Role.TOOL and not message.tool_call_id:
         _refuse(f"{path}.tool_call_id", "a tool message names the call it is the result of")
-    if not (content or message.tool_calls or message.refusal or message.reasoning):
+    if not (content or tool_calls or message.refusal or reasoning):
         _refuse(path, "has no content: set `text` or `parts`")
     return Message(
         role=role,
         content=content,
         name=_identifier(f"{path}.name", message.name),
-        tool_calls=tuple(_tool_call(f"{path}.tool_calls[{at}]", call) for at, call in enumerate(message.tool_calls)),
+        tool_calls=tuple([_tool_call(f"{path}.tool_calls[{at}]", call) for at, call in enumerate(tool_calls)]),
         tool_call_id=_identifier(f"{path}.tool_call_id", message.tool_call_id),
         is_error=message.is_error,
         refusal=message.refusal or None,
-        reasoning=tuple(
-            Reasoning(
-                text=thought.text,
-                signature=_signature(f"{path}.reasoning[{at}].signature", thought.signature),
-                redacted=thought.redacted,
-            )
-            for at, thought in enumerate(message.reasoning)
-        ),
+        reasoning=tuple([_reasoning(f"{path}.reasoning[{at}]", thought) for at, thought in enumerate(reasoning)]),
     )
 
 
-def _only(allowed: bool, path: str, value: object, whose: str) -> None:
-    if value and not allowed:
-        _refuse(path, f"belongs on {whose} message")
+def _reasoning(path: str, thought: pb.Reasoning) -> Reasoning:
+    return Reasoning(
+        text=thought.text, signature=_signature(f"{path}.signature", thought.signature), redacted=thought.redacted
+    )
 
 
 def _content(path: str, message: pb.Message) -> tuple[Part, ...]:

@@ -72,22 +72,32 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         request_id = new_id().hex
         writer = _Writer(context.write, self._idle_consumer_s)
         try:
+            failure = await self._answer(request_id, request, context, writer)
+        except asyncio.CancelledError:
+            if not writer.stuck:
+                raise
+            failure = Cancelled(f"the client read nothing for {self._idle_consumer_s:g} s")
+        finally:
+            writer.close()
+        if failure is not None:
+            await context.abort(*status.render(failure, request_id))
+
+    async def _answer(
+        self, request_id: str, request: pb.CompletionRequest, context: Context[pb.CompletionChunk], writer: _Writer
+    ) -> GatewayError | None:
+        try:
             call = await self._call(request_id, request, context)
             outcome = await self._relay(call, writer)
             context.set_trailing_metadata(status.attribution(request_id, outcome))
         except GatewayError as error:
             failure = error
-        except asyncio.CancelledError:
-            if not writer.stuck:
-                raise
-            failure = Cancelled(f"the client read nothing for {self._idle_consumer_s:g} s")
         except Exception as fault:  # noqa: BLE001 - gRPC would tell the caller the text of a foreign exception
             failure = _internal(request_id, fault)
         else:
-            return
-        if writer.written and not writer.stuck:
+            return None
+        if writer.written:
             await writer.write(codec.encode_failed(failure, status.outcome_of(failure)))
-        await context.abort(*status.render(failure, request_id))
+        return failure
 
     async def _call(self, request_id: str, request: pb.CompletionRequest, context: Context[_Response]) -> Call:
         caller = await self._authenticator.authenticate(_bearer(context.invocation_metadata() or ()))
@@ -107,7 +117,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
 
     async def _relay(self, call: Call, writer: _Writer) -> Outcome:
         progress = _Progress()
-        telling = asyncio.create_task(progress.tell(writer, stuck=_canceller()))
+        telling = asyncio.create_task(progress.tell(writer))
         try:
             async with self._line.stream(call, progress) as items:
                 # The writer has one user at a time: from here on it is this task.
@@ -127,26 +137,46 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
 
 
 class _Writer:
-    """Writes chunks, each within `idle_s`. A client that is gone or does not read cancels the call's task."""
+    """
+    Writes chunks for one stream. A write that takes longer than `idle_s` cancels the task that made the writer.
+
+    One timer watches all writes: one for each would cost more than the write.
+    """
 
     def __init__(self, write: Callable[[pb.CompletionChunk], Awaitable[None]], idle_s: float) -> None:
+        owner = asyncio.current_task()
+        assert owner is not None
+        self._owner = owner
         self._write = write
         self._idle_s = idle_s
+        self._now = asyncio.get_running_loop().time
+        self._writing_since: float | None = None
+        self._timer = asyncio.get_running_loop().call_later(idle_s, self._watch)
         self.written = False
         #: A write did not get through in time. gRPC still holds it, so nothing but the status can follow.
         self.stuck = False
 
+    def close(self) -> None:
+        self._timer.cancel()
+
     async def write(self, chunk: pb.CompletionChunk) -> None:
+        self._writing_since = self._now()
         try:
-            async with asyncio.timeout(self._idle_s):
-                await self._write(chunk)
-        except TimeoutError as idle:
-            self.stuck = True
-            raise asyncio.CancelledError from idle
+            await self._write(chunk)
         except grpc.aio.InternalError as gone:
             # What gRPC raises when the call ended during a write; its own cancellation may come later or not at all.
             raise asyncio.CancelledError from gone
+        self._writing_since = None
         self.written = True
+
+    def _watch(self) -> None:
+        now, since = self._now(), self._writing_since
+        if since is not None and now - since >= self._idle_s:
+            self.stuck = True
+            self._owner.cancel()
+            return
+        remaining = self._idle_s if since is None else since + self._idle_s - now
+        self._timer = asyncio.get_running_loop().call_later(remaining, self._watch)
 
 
 class _Progress(Silent):
@@ -176,31 +206,21 @@ class _Progress(Silent):
         self._unsent.append(chunk)
         self._news.set()
 
-    async def tell(self, writer: _Writer, *, stuck: Callable[[], object]) -> None:
-        """Write what is reported until `finish`. Calls `stuck` when the client does not read."""
-        try:
-            while True:
-                await self._news.wait()
-                self._news.clear()
-                while self._unsent:
-                    await writer.write(self._unsent.popleft())
-                if self._finished:
-                    return
-        finally:
-            if writer.stuck:
-                stuck()
+    async def tell(self, writer: _Writer) -> None:
+        """Write what is reported until `finish`."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._unsent:
+                await writer.write(self._unsent.popleft())
+            if self._finished:
+                return
 
     async def finish(self, telling: asyncio.Task[None]) -> None:
         """Returns when everything reported so far is written."""
         self._finished = True
         self._news.set()
         await telling
-
-
-def _canceller() -> Callable[[], object]:
-    task = asyncio.current_task()
-    assert task is not None
-    return task.cancel
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
