@@ -18,14 +18,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
 
-from gateway import config, embedded
+from gateway import app, config, logs
+from gateway.keys import Bootstrap, EnvironmentKey
 
 log = structlog.get_logger()
 
@@ -37,8 +38,8 @@ WORKER = "TOLLBRIDGE_WORKER"
 FIRST_BACKOFF_S, MAX_BACKOFF_S, STABLE_LIFE_S = 0.2, 10.0, 30.0
 #: Seconds a worker gets for its unwinding after the second signal, and past the drain deadline.
 LAST_GRACE_S = 5.0
-#: Seconds between two looks whether the embedded PostgreSQL lives.
-DATABASE_LOOK_S = 1.0
+#: Seconds past the drain deadline for what was cancelled by it to be settled.
+SETTLE_S = 15.0
 
 
 class PortTaken(Exception):
@@ -122,19 +123,18 @@ class Stop:
 
 
 @contextlib.contextmanager
-def stopped_by_signals() -> Iterator[Stop]:
-    """Hear SIGTERM and SIGINT, and in a worker the end of its parent."""
+def stopped_by_signals(*, and_by_stdin: bool) -> Iterator[Stop]:
+    """Hear SIGTERM and SIGINT, and the end of standard input where a parent holds the other end of it."""
     loop = asyncio.get_running_loop()
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.ask)
-    in_worker = WORKER in os.environ
-    if in_worker:
+    if and_by_stdin:
         loop.add_reader(sys.stdin, lambda: _parent_is_gone(loop, stop))
     try:
         yield stop
     finally:
-        if in_worker:
+        if and_by_stdin:
             loop.remove_reader(sys.stdin)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -154,39 +154,113 @@ def load(path: Path | None, data_dir: Path | None) -> config.Settings:
     return config.load(path, environ)
 
 
-@contextlib.asynccontextmanager
-async def database(settings: config.Settings) -> AsyncIterator[str]:
+async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool) -> bool:
     """
-    The URL of the database: the one given, or that of the embedded PostgreSQL, which runs meanwhile and is brought
-    back when it dies. Raises embedded.EmbeddedPostgresError.
+    Serve in this process, or in `count` workers of it, until a signal asks for the end. False: the end was forced.
+
+    Raises PortTaken, WorkerFailed, `gateway.database.DatabaseError`, `gateway.embedded.EmbeddedPostgresError`,
+    `gateway.errors.GatewayError` for an unusable TOLLBRIDGE_API_KEY, OSError.
     """
-    if settings.database_url is not None:
-        yield settings.database_url
-        return
-    starting = asyncio.ensure_future(asyncio.to_thread(embedded.EmbeddedPostgres.start, settings.data_dir))
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(stopped_by_signals(and_by_stdin=stop_with_stdin))
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        if WORKER not in os.environ:
+            # Both servers listen with SO_REUSEPORT: that nobody else does is made sure here.
+            rest = stack.enter_context(reserved(settings.rest.host, settings.rest.port))
+            grpc = stack.enter_context(reserved(settings.grpc.host, settings.grpc.port))
+            settings = msgspec.structs.replace(
+                settings,
+                rest=config.Listen(settings.rest.host, rest),
+                grpc=config.Listen(settings.grpc.host, grpc),
+            )
+        async with app.open_database(settings) as url:
+            if WORKER in os.environ:
+                return await _serve_here(settings, url, stop, lambda: _announce(settings))
+            _show_keys(await app.bootstrap_keys(url, settings))
+
+            def ready() -> None:
+                stack.enter_context(ready_file(settings.data_dir / "ready.json", _ready(settings)))
+                _announce(settings)
+
+            if count == 1:
+                return await _serve_here(settings, url, stop, ready)
+            supervisor = Supervisor(
+                [sys.executable, "-m", "gateway", "serve", "--stop-with-stdin"],
+                count=count,
+                environ=_environment(settings, url),
+                stop=stop,
+                drain_s=settings.drain_s + SETTLE_S,
+                on_ready=ready,
+            )
+            await supervisor.run()
+            return True
+
+
+async def _serve_here(settings: config.Settings, url: str, stop: Stop, on_ready: Callable[[], None]) -> bool:
+    async def until_asked() -> None:
+        async with app.open_gateway(settings, url):
+            on_ready()
+            await stop.gently.wait()
+            log.info("gateway.draining", for_at_most_s=settings.drain_s)
+        log.info("gateway.stopped")
+
+    serving = asyncio.create_task(until_asked(), name="gateway")
+    forced = asyncio.create_task(stop.at_once.wait(), name="second signal")
     try:
-        server = await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        # The thread goes on whatever happens here, and what it starts must not be left behind.
-        await asyncio.to_thread((await starting).stop)
-        raise
-    keeper = asyncio.create_task(_keep_alive(server), name="embedded postgres")
-    try:
-        yield server.url
+        await asyncio.wait({serving, forced}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            log.warning("gateway.drain_cut_short")
+            serving.cancel()
+            await asyncio.wait({serving}, timeout=LAST_GRACE_S)
     finally:
-        keeper.cancel()
-        await asyncio.gather(keeper, return_exceptions=True)
-        await asyncio.to_thread(server.stop)
+        forced.cancel()
+    if not serving.done():
+        log.error("gateway.end_forced")
+        return False
+    with contextlib.suppress(asyncio.CancelledError):
+        serving.result()
+    return True
 
 
-async def _keep_alive(server: embedded.EmbeddedPostgres) -> None:
-    while True:
-        await asyncio.sleep(DATABASE_LOOK_S)
-        try:
-            if await asyncio.to_thread(server.restart_if_dead):
-                log.error("gateway.embedded_postgres_restarted")
-        except embedded.EmbeddedPostgresError:
-            log.exception("gateway.embedded_postgres_down")
+def _environment(settings: config.Settings, url: str) -> dict[str, str]:
+    """A worker reads the same configuration, and is told what its parent has found out. The URL may hold a password."""
+    environ = {
+        **os.environ,
+        "TOLLBRIDGE_DATABASE_URL": url,
+        "TOLLBRIDGE_DATA_DIR": str(settings.data_dir),
+        "TOLLBRIDGE_REST_LISTEN": _address(settings.rest),
+        "TOLLBRIDGE_GRPC_LISTEN": _address(settings.grpc),
+    }
+    if settings.file is not None:
+        environ["TOLLBRIDGE_CONFIG"] = str(settings.file)
+    return environ
+
+
+def _address(listen: config.Listen) -> str:
+    host = f"[{listen.host}]" if ":" in listen.host else listen.host
+    return f"{host}:{listen.port}"
+
+
+def _ready(settings: config.Settings) -> Ready:
+    return Ready(rest=f"http://{_address(settings.rest)}", grpc=_address(settings.grpc), pid=os.getpid())
+
+
+def _announce(settings: config.Settings) -> None:
+    ready = _ready(settings)
+    logs.announce("gateway.ready", rest=ready.rest, grpc=ready.grpc)
+
+
+def _show_keys(found: Bootstrap) -> None:
+    if found.first_secret is not None:
+        # The only place a secret is ever written to, and the only time.
+        logs.announce("gateway.first_key", key=found.first_secret)
+    match found.environment:
+        case EnvironmentKey.ADDED | EnvironmentKey.REPLACED:
+            log.info("gateway.environment_key", became=found.environment.value)
+        case EnvironmentKey.REFUSED:
+            log.warning("gateway.environment_key", became="refused", why="revoked or expired: choose another value")
+        case _:
+            pass
 
 
 class Supervisor:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from gateway import config, database, logs, workers
+from gateway import app, config, database, logs, workers
 from gateway.call import Scope
 from gateway.cli import tables
 from gateway.cli.failure import Failed
@@ -171,12 +171,11 @@ def _run(path: Path | None, data_dir: Path | None, use: Callable[[Keys], Awaitab
 async def _opened(path: Path | None, data_dir: Path | None) -> AsyncIterator[Keys]:
     settings = workers.load(path, data_dir)
     async with (
-        workers.database(settings) as url,
-        database.open_pool(url, name="tollbridge-keys", size=2, wait_s=10) as pool,
+        app.open_database(settings) as url,
+        database.open_pool(url, name="tollbridge keys", size=2) as pool,
+        Keys.open(pool) as keys,
     ):
-        await database.migrate(url)
-        async with Keys.open(pool) as keys:
-            yield keys
+        yield keys
 
 
 @contextlib.contextmanager
