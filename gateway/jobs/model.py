@@ -215,6 +215,8 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
     """
     outcome = error.outcome if isinstance(error, AttemptedError) else None
     unknown = _is_uncertain(outcome) if outcome is not None else sent
+    if outcome is not None:
+        sent = any(attempt.status != "not_dispatched" for attempt in outcome.attempts)
     if unknown and error.code is not Code.CANCELLED and not may_resend(job.options):
         return UNCERTAIN
     match error.code:
@@ -222,6 +224,9 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
             return CANCELLED
         case Code.DEADLINE_EXCEEDED:
             return EXPIRED
+        case Code.DUPLICATE_DEBIT if not sent and job.options.debit_id == str(job.job_id):
+            # Nobody else uses the id: an earlier executor of this very job is not over yet.
+            return GiveBack(delay_s=_refused_delay(error, job, settings), reason=error.code.value, counts=False)
         case code if code in NOT_NOW and not sent:
             return GiveBack(delay_s=_refused_delay(error, job, settings), reason=code.value, counts=False)
         case code if unknown or code in NOT_NOW or code is Code.INTERNAL or _may_pass(code, outcome):

@@ -183,7 +183,8 @@ class Runner:
         self._endings: Lane[Ending, Status | None] = Lane(
             lambda endings: store.conclude(owner, endings), most=_MOST_WRITES, patience_s=_FOR_EVER_S
         )
-        self._running: dict[uuid.UUID, _Run] = {}
+        #: By job and claim: a process that was thought dead may come to hold a job a second time.
+        self._running: dict[tuple[uuid.UUID, int], _Run] = {}
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
@@ -237,9 +238,9 @@ class Runner:
 
     def cancel(self, job_id: uuid.UUID) -> None:
         """Take back a job that may be running here. Its row already says so."""
-        run = self._running.get(job_id)
-        if run is not None:
-            run.cancel(_Cause.CALLER)
+        for run in list(self._running.values()):
+            if run.job.job_id == job_id:
+                run.cancel(_Cause.CALLER)
 
     @property
     def running(self) -> int:
@@ -286,13 +287,13 @@ class Runner:
 
     def _start(self, job: Claimed) -> None:
         run = _Run(self, job)
-        self._running[job.job_id] = run
+        self._running[job.job_id, job.claims] = run
         self._idle.clear()
         run.task = asyncio.create_task(self._run(run), name=f"job-{job.job_id}")
 
     async def _take_up_own(self) -> None:
         """Jobs that a claim without acknowledgement left in this process's name."""
-        await self._take_up_all(self._owner, except_for=self._running.keys(), in_order=True)
+        await self._take_up_all(self._owner, except_for={job_id for job_id, _ in self._running}, in_order=True)
 
     # -------------------------------------------------------------- one job
 
@@ -304,7 +305,7 @@ class Runner:
                 run.in_line = False
             await self._conclude(run, decision, outcome)
         finally:
-            del self._running[run.job.job_id]
+            del self._running[run.job.job_id, run.job.claims]
             self._room.set()
             if not self._running:
                 self._idle.set()
@@ -322,6 +323,9 @@ class Runner:
             outcome = error.outcome if isinstance(error, AttemptedError) else None
             if run.answer is not None:
                 return SUCCEEDED, outcome
+            if error.code is Code.DUPLICATE_DEBIT:
+                # Which attempts there were, so that the next one is a new one.
+                outcome = await self._known_of(job)
             return model.after_error(error, job, sent=run.attempt is not None, settings=self._settings), outcome
         except asyncio.CancelledError:
             if run.cause is None:
@@ -330,7 +334,7 @@ class Runner:
             assert task is not None
             task.uncancel()
             run.in_line = False
-            known = await self._known_of(run)
+            known = None if run.attempt is None else await self._known_of(job)
             return self._taken_back(run, known), known
         except Exception as error:
             # The line promises nothing else. One job that breaks the promise must not take the others along.
@@ -371,12 +375,10 @@ class Runner:
         # Should the claim be lost, nothing of this is written.
         return model.after_stop(run.job, known, sent=run.attempt is not None)
 
-    async def _known_of(self, run: _Run) -> Outcome | None:
-        debit_id = run.job.options.debit_id
-        if run.attempt is None or debit_id is None:
-            return None
+    async def _known_of(self, job: Claimed) -> Outcome | None:
+        assert job.options.debit_id is not None
         try:
-            return await self._recovery.outcome_of(key_id=run.job.key_id, debit_id=debit_id)
+            return await self._recovery.outcome_of(key_id=job.key_id, debit_id=job.options.debit_id)
         except (GatewayError, StoreUnavailable):
             return None
 
@@ -470,7 +472,8 @@ class Runner:
         if isinstance(decision, Complete):
             outcome = await self._settle(job)
             decision = SUCCEEDED
-        elif job.intent_attempt is not None:
+        else:
+            # Without an intent, too: a slot may have been granted, and then its attempt's number is used up.
             outcome = await self._recovery.outcome_of(key_id=job.key_id, debit_id=job.options.debit_id)
         if in_order and isinstance(decision, model.GiveBack):
             decision = msgspec.structs.replace(decision, in_order=True)
@@ -479,7 +482,7 @@ class Runner:
             claims=job.claims,
             decision=decision,
             outcome=model.joined(job.outcome, outcome),
-            attempts=job.attempts,
+            attempts=max([attempt.number for attempt in outcome.attempts] if outcome else [0], default=0),
         )
         (status,) = await self._store.conclude(owner, [ending])
         if status in model.TERMINAL:

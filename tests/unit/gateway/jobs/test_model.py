@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import uuid
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pytest
@@ -43,7 +44,7 @@ ROUTE = RouteReport(route_id="r", provider="p", model="m", protocol="chat_comple
 ZERO = Cost(state="zero", usd=Decimal(0), reason="error")
 
 
-def claimed(**changes) -> Claimed:
+def claimed(**changes: Any) -> Claimed:
     job = Claimed(
         job_id=new_id(),
         key_id=new_id(),
@@ -61,7 +62,7 @@ def claimed(**changes) -> Claimed:
     return msgspec.structs.replace(job, **changes)
 
 
-def held(**changes) -> Held:
+def held(**changes: Any) -> Held:
     job = Held(
         job_id=uuid.uuid4(),
         key_id=uuid.uuid4(),
@@ -86,7 +87,9 @@ def outcome(*attempts: AttemptReport, ended: str = "failed", cost: Cost = ZERO, 
     )
 
 
-def attempt(number: int = 1, status: str = "error", error_class: str | None = "transient", cost: Cost = ZERO):
+def attempt(
+    number: int = 1, status: str = "error", error_class: str | None = "transient", cost: Cost = ZERO
+) -> AttemptReport:
     return AttemptReport(number=number, route=ROUTE, status=status, error_class=error_class, cost=cost)
 
 
@@ -167,6 +170,16 @@ def test_a_deadline_before_anything_was_sent_expires_the_job() -> None:
     assert model.after_error(error, claimed(), sent=False, settings=SETTINGS) == EXPIRED
 
 
+def test_an_executor_of_the_same_job_that_is_not_over_is_waited_for() -> None:
+    job = claimed()
+    error = AdmissionRefused("twice", code=Code.DUPLICATE_DEBIT)
+    own = msgspec.structs.replace(job, options=Options(debit_id=str(job.job_id)))
+    assert isinstance(model.after_error(error, own, sent=False, settings=SETTINGS), GiveBack)
+    decision = model.after_error(error, job, sent=False, settings=SETTINGS)
+    assert isinstance(decision, End)
+    assert decision.code == "duplicate_debit"
+
+
 def test_a_cancelled_run_ends_cancelled_whatever_was_sent() -> None:
     assert model.after_error(Cancelled("c"), claimed(), sent=True, settings=SETTINGS) == CANCELLED
 
@@ -221,7 +234,9 @@ def test_what_the_death_of_a_process_means_for_a_job(job: Held, expected: object
     ],
     ids=["not_sent", "sent_nothing_known", "sent_unknown", "sent_and_ended", "resend_allowed"],
 )
-def test_what_a_stop_of_the_process_means_for_a_job(known, sent, options, expected) -> None:
+def test_what_a_stop_of_the_process_means_for_a_job(
+    known: Outcome | None, sent: bool, options: Options, expected: str
+) -> None:
     decision = model.after_stop(claimed(options=options), known, sent=sent)
     if expected == "uncertain":
         assert decision == UNCERTAIN

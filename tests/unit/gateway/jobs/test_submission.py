@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,12 +39,12 @@ def judge() -> Judge:
     )
 
 
-def line(**changes) -> dict:
+def line(**changes: Any) -> dict[str, Any]:
     body = {"model": "ok", "messages": [{"role": "user", "content": "hi"}]}
     return {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body} | changes
 
 
-def body(**changes) -> dict:
+def body(**changes: Any) -> dict[str, Any]:
     return line(body={"model": "ok", "messages": [{"role": "user", "content": "hi"}]} | changes)
 
 
@@ -170,7 +171,8 @@ def test_the_ids_of_a_submissions_jobs_follow_its_own_in_line_order() -> None:
     st.lists(st.integers(0, 80), max_size=8),
 )
 def test_lines_are_the_same_at_any_split(lines: list[bytes], cuts: list[int]) -> None:
-    whole = b"\n".join(lines)
+    # A byte order mark has a test of its own.
+    whole = b"\n".join(lines).removeprefix(b"\xef\xbb\xbf")
 
     def split(pieces: list[bytes]) -> list[tuple[int, bytes | None]]:
         splitter = LineSplitter(max_line_bytes=8)

@@ -1,0 +1,213 @@
+"""Everything jobs need but a gateway around them: a real store, real REST, any number of runners, a fake line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from adapters.protocols.chat_completions import ChatCompletions
+from admission.lease import Waiting, new_id
+from gateway import database
+from gateway.call import Caller, Scope
+from gateway.errors import ModelNotFound, Unauthenticated
+from gateway.jobs.intake import Intake, Receipt
+from gateway.jobs.model import Status
+from gateway.jobs.runner import Runner
+from gateway.jobs.settings import JobsSettings
+from gateway.jobs.store import JobStore
+from gateway.jobs.submission import Judge
+from gateway.jobs.watch import Watch
+from gateway.rest import jobs as rest_jobs
+from gateway.rest.app import RestSettings, serve
+from gateway.rest.body import unique_members
+from gateway.rest.fields import BY_NAME, options_from_json
+from tests.fakes.job_line import FakeCallers, FakeLine, FakeRecovery
+from tests.postgres import execute, url_of
+
+FAST = JobsSettings(
+    poll_shortest_s=0.01,
+    poll_longest_s=0.05,
+    cancel_poll_s=0.05,
+    watch_poll_s=0.05,
+    upkeep_s=0.05,
+    refused_delay_s=0.01,
+    refused_longest_s=0.05,
+    retry_delay_s=0.01,
+    retry_longest_s=0.05,
+    write_patience_s=3.0,
+)
+#: Seconds for what should take milliseconds.
+SOON = 10.0
+
+
+def line(custom_id: str | None = None, *, model: str = "ok", **fields: Any) -> dict[str, Any]:
+    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+    named = {} if custom_id is None else {"custom_id": custom_id}
+    return {**named, "method": "POST", "url": "/v1/chat/completions", "body": body, **fields}
+
+
+def ndjson(lines: Iterable[object]) -> bytes:
+    return b"".join((one if isinstance(one, bytes) else json.dumps(one).encode()) + b"\n" for one in lines)
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool]) -> None:
+    async with asyncio.timeout(SOON):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.005)
+
+
+class FakeKeys:
+    """Tokens are the names of callers; every name is a caller."""
+
+    def __init__(self) -> None:
+        self.callers: dict[str, Caller] = {}
+
+    async def authenticate(self, token: str | None) -> Caller:
+        if not token:
+            raise Unauthenticated
+        if token not in self.callers:
+            self.callers[token] = Caller(key_id=new_id(), name=token, scopes=frozenset({Scope.JOBS}))
+        return self.callers[token]
+
+
+class FakeWaits:
+    def __init__(self) -> None:
+        self.known: dict[str, Waiting] = {}
+
+    async def waiting(self, debit_ids: Sequence[str]) -> dict[str, Waiting]:
+        return {debit: self.known[debit] for debit in debit_ids if debit in self.known}
+
+
+class Routed:
+    """Whatever runner is there."""
+
+    def __init__(self) -> None:
+        self.runner: Runner | None = None
+
+    def cancel(self, job_id: uuid.UUID) -> None:
+        if self.runner is not None:
+            self.runner.cancel(job_id)
+
+    def wake(self) -> None:
+        if self.runner is not None:
+            self.runner.wake()
+
+
+class World:
+    def __init__(self, pool: database.Pool, settings: JobsSettings) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.store = JobStore(pool, settings)
+        self.watch = Watch(self.store, settings)
+        self.line = FakeLine()
+        self.callers = FakeCallers()
+        self.recovery = FakeRecovery()
+        self.waits = FakeWaits()
+        self.local = Routed()
+        self.key_id = new_id()
+        judge = Judge(
+            caller_fields=BY_NAME,
+            parse_options=options_from_json,
+            parse_chat=ChatCompletions().parse_request,
+            resolve=self._resolve,
+            unambiguous=unique_members,
+            settings=settings,
+        )
+        self.intake = Intake(self.store, judge, settings, submitted=self.local.wake)
+
+    def _resolve(self, model: str) -> None:
+        if model == "missing":
+            raise ModelNotFound("no configured model has this name", param="body.model")
+
+    def runner(self, owner: uuid.UUID | None = None, *, line: FakeLine | None = None, **settings: Any) -> Runner:
+        return Runner(
+            store=self.store,
+            line=line or self.line,
+            format=ChatCompletions(),
+            callers=self.callers,
+            recovery=self.recovery,
+            watch=self.watch,
+            owner=owner or new_id(),
+            settings=msgspec.structs.replace(self.settings, **settings),
+        )
+
+    async def submit(self, *lines: object) -> Receipt:
+        async def numbered() -> AsyncIterator[tuple[int, bytes | None]]:
+            for number, one in enumerate(lines, 1):
+                yield number, one if isinstance(one, bytes) else json.dumps(one).encode()
+
+        receipt, _ = await self.intake.submit(self.key_id, numbered())
+        return receipt
+
+    async def one(self, **fields: Any) -> uuid.UUID:
+        return (await self.submit(line(**fields))).jobs[0].id
+
+    async def row(self, job_id: uuid.UUID) -> dict[str, Any]:
+        row = await self.pool.fetchrow("select * from content.job where job_id = $1", job_id)
+        assert row is not None
+        return dict(row)
+
+    async def status(self, job_id: uuid.UUID) -> Status:
+        return Status((await self.row(job_id))["status"])
+
+    async def count(self, status: str) -> int:
+        count: int = await self.pool.fetchval("select count(*) from content.job where status = $1", status)
+        return count
+
+    async def ended(self, *job_ids: uuid.UUID) -> list[dict[str, Any]]:
+        async def all_ended() -> bool:
+            return len(await self.store.ended(job_ids)) == len(job_ids)
+
+        await until(all_ended)
+        return [await self.row(job_id) for job_id in job_ids]
+
+
+def own_database(server: str, template: str) -> Iterator[str]:
+    """The URL of a migrated database, for a module's own fixture."""
+    name = f"tollbridge_jobs_{uuid.uuid4().hex}"
+    execute(server, f"create database {name} template {template}")
+    yield url_of(server, name)
+    execute(server, f"drop database {name} with (force)")
+
+
+@asynccontextmanager
+async def world_on(url: str, settings: JobsSettings = FAST) -> AsyncIterator[World]:
+    async with database.open_pool(url, name="test-jobs", size=8) as pool:
+        # One database serves all tests of a module: making one takes longer than most of them.
+        await pool.execute("truncate content.job, content.submission")
+        world = World(pool, settings)
+        try:
+            yield world
+        finally:
+            await world.watch.close()
+
+
+@asynccontextmanager
+async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    keys = FakeKeys()
+    keys.callers["me"] = Caller(key_id=world.key_id, name="me", scopes=frozenset({Scope.JOBS}))
+    endpoints = rest_jobs.routes(
+        store=world.store,
+        intake=world.intake,
+        watch=world.watch,
+        runner=world.local,
+        waits=world.waits,
+        settings=world.settings,
+    )
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serve(RestSettings(port=0, drain_s=1.0), endpoints, keys))
+        yield await stack.enter_async_context(
+            httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{server.port}", headers={"authorization": "Bearer me"}, timeout=60
+            )
+        )
