@@ -1,0 +1,147 @@
+"""The real line over a real database, without the servers in front of it: as one process of a gateway has it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from adapters.chat import ChatResponse, Delta, Message, Role, Text
+from adapters.client import Upstream
+from adapters.protocols import PROTOCOLS
+from admission.controller import Controller
+from admission.lease import Waiting, new_id
+from admission.store import Store
+from gateway import config
+from gateway.answer import Ended
+from gateway.billing import Billing
+from gateway.call import Call, Caller, Options, Scope
+from gateway.outcome import RouteReport
+from gateway.pipeline import Pipeline
+from gateway.router import Router
+from metering.library_prices import Library
+from metering.prices import PriceBook
+
+KEY = uuid.UUID(int=7)
+CALLER = Caller(key_id=KEY, name="test", scopes=frozenset(Scope))
+
+
+class Heard:
+    """An observer that remembers."""
+
+    def __init__(self) -> None:
+        self.waits: list[Waiting] = []
+        self.starts: list[tuple[str, int]] = []
+        self.stored: list[int] = []
+        self.has_started = asyncio.Event()
+
+    def queued(self, waiting: Waiting) -> None:
+        self.waits.append(waiting)
+
+    def started(self, route: RouteReport, attempt: int) -> None:
+        self.starts.append((route.provider, attempt))
+        self.has_started.set()
+
+    async def dispatching(self, attempt: int) -> None: ...
+
+    async def completed(self, response: ChatResponse, attempt: int) -> None:
+        self.stored.append(attempt)
+
+
+class WholeLine:
+    def __init__(self, pipeline: Pipeline, controller: Controller, url: str) -> None:
+        self.pipeline = pipeline
+        self.controller = controller
+        self.revoked = False
+        self._url = url
+
+    async def rows(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(self._url)
+        try:
+            return await connection.fetch(statement, *arguments)
+        finally:
+            await connection.close()
+
+    async def invocations(self) -> list[asyncpg.Record]:
+        return await self.rows("select * from control.invocation order by granted_at, attempt, correction")
+
+    async def slots(self) -> list[str]:
+        return [row["state"] for row in await self.rows("select state from control.ticket order by number")]
+
+    async def settled(self) -> None:
+        """Until no attempt is open."""
+        async with asyncio.timeout(5):
+            while await self.rows("select from control.attempt where state = 'open'"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    async def audit(self) -> None:
+        """The counters are the sum of what was settled, to the last digit."""
+        [sums] = await self.rows(
+            "select coalesce(sum(usd), 0) as usd, count(*) filter (where correction = 0) as attempts "
+            "from control.invocation"
+        )
+        for kind in ("total", "day", "key"):
+            [counted] = await self.rows(
+                "select coalesce(sum(charged_usd), 0) as usd, coalesce(sum(attempts), 0) as attempts "
+                "from control.counter where kind = $1",
+                kind,
+            )
+            assert (counted["usd"], counted["attempts"]) == (sums["usd"], sums["attempts"]), kind
+
+
+@asynccontextmanager
+async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[WholeLine]:
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(toml)
+    settings = config.load(file, {})
+    store = Store(url, settings.admission)
+    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    billing = Billing(prices)
+    try:
+        await store.configure()
+        async with Controller(store, settings.admission).opened() as controller, Upstream() as adapter:
+            line = WholeLine.__new__(WholeLine)
+            pipeline = Pipeline(
+                router=Router(settings.providers, settings.models, billing, settings.routing),
+                controller=controller,
+                adapter=adapter,
+                billing=billing,
+                usable=lambda _: not line.revoked,
+                settings=settings.routing,
+            )
+            line.__init__(pipeline, controller, url)
+            yield line
+    finally:
+        await store.close()
+
+
+def call(model: str, *, transport: str = "rest", deadline_s: float | None = None, **options: Any) -> Call:
+    return Call(
+        request_id=new_id().hex,
+        caller=CALLER,
+        model=model,
+        chat=PROTOCOLS["chat_completions"].parse_request(
+            b'{"model":"m","max_tokens":200,"messages":[{"role":"user","content":"what is a bridge?"}]}'
+        ),
+        options=Options(**options),
+        deadline=None if deadline_s is None else asyncio.get_running_loop().time() + deadline_s,
+        transport=transport,
+    )
+
+
+async def read(items: AsyncIterator[Sequence[Delta] | Ended]) -> tuple[str, Ended | None]:
+    """The text of a streamed answer and its end."""
+    text = ""
+    async for item in items:
+        if isinstance(item, Ended):
+            return text, item
+        text += "".join(delta.text for delta in item if hasattr(delta, "text"))
+    return text, None
+
+
+__all__ = ["CALLER", "KEY", "Heard", "Message", "Role", "Text", "WholeLine", "call", "read", "whole_line"]
