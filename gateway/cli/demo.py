@@ -42,7 +42,7 @@ LIMIT = 16
 #: USD per million tokens, as they stand in the configuration that is written.
 PRICES: Mapping[str, tuple[str, str]] = {"sim-small": ("0.15", "0.60"), "sim-large": ("2.50", "10.00")}
 #: Slow enough to be seen, in the simulator's own words.
-PACE: Mapping[str, Any] = {"latency": 0.1, "jitter": 0.15, "pace": 0.025}
+PACE: Mapping[str, Any] = {"latency": 0.1, "jitter": 0.15, "pace": 0.012}
 #: Seconds the gateway may take to start, a new database included, and to stop.
 START_S, STOP_S = 90.0, 30.0
 QUESTION = "What does a toll bridge have in common with an API gateway?"
@@ -225,6 +225,7 @@ async def _stream(out: Console, running: Running) -> Any:
         model="sim-large", messages=[client.Message(role="user", text=QUESTION)], session_id=SESSION
     )
     out.print(f"> {QUESTION}", style="bold")
+    finished = None
     async with (
         client.GatewayClient(grpc=running.grpc, api_key=running.key) as gateway,
         gateway.stream(request, timeout_s=60) as chunks,
@@ -241,10 +242,10 @@ async def _stream(out: Console, running: Running) -> Any:
                     out.file.write("".join(c for c in text if c.isprintable() or c == "\n"))
                     out.file.flush()
                 case "finished":
-                    return chunk.finished
+                    finished = chunk.finished
                 case _:
-                    return None
-    return None
+                    pass
+    return finished
 
 
 def _by_hand(done: Sequence[Mapping[str, Any]]) -> Decimal:
