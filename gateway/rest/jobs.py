@@ -42,6 +42,11 @@ DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
 #: Results read from the store at once.
 RESULTS_PAGE = 100
 
+#: Bytes of a body that is parsed beside the event loop, not on it.
+_APART = 256 * 1024
+
+_raw_list = msgspec.json.Decoder(list[msgspec.Raw])
+
 _FILTERS = ("status", "session_id", "submission_id", "custom_id")
 
 
@@ -61,10 +66,6 @@ class Cancels(Protocol):
         ...
 
 
-class _Document(msgspec.Struct):
-    jobs: list[msgspec.Raw]
-
-
 def routes(
     *, store: JobStore, intake: Intake, watch: Watch, runner: Cancels, waits: Waits, settings: JobsSettings
 ) -> list[Endpoint]:
@@ -81,7 +82,7 @@ def routes(
         elif exchange.media_type == "application/json":
             body = await exchange.body()
             digest.update(body)
-            documents = _documents(body)
+            documents = _documents(body) if len(body) < _APART else await asyncio.to_thread(_documents, body)
             single = documents is None
             lines = _listed([body] if documents is None else documents)
         else:
@@ -222,7 +223,10 @@ def _documents(body: bytes) -> Sequence[msgspec.Raw] | None:
     if unknown:
         name = min(unknown)
         raise InvalidRequest("unknown field", param=name[:64] if name.isprintable() else None)
-    return msgspec.json.decode(body, type=_Document).jobs if members else None
+    try:
+        return _raw_list.decode(members["jobs"])
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("must be a list of jobs", param="jobs") from error
 
 
 def _idempotency_key(exchange: Exchange) -> str | None:
