@@ -317,7 +317,9 @@ class _Resolved:
         if given.credentials and credential is None:
             missing.append(" or ".join(given.credentials))
         base_url = _VARIABLE.sub(lambda m: self._environ.get(m[1]) or m[0], template).rstrip("/")
-        group = self._group_of(f"{where}.base_url", base_url if not set(variables) & set(missing) else template)
+        # Without its variables the URL is not one yet, and neither is the group it names.
+        known = not set(variables) & set(missing)
+        group = self._group_of(f"{where}.base_url", base_url) if known else template
         headers = dict(given.headers)
         if credential is not None:
             if not credential.isascii() or not credential.isprintable():
