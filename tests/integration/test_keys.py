@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.resources
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +18,6 @@ from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFoun
 from gateway.keys import ENVIRONMENT, EnvironmentKey, Keys, KeysSettings, public_part
 from tests.postgres import execute
 
-KEYS = database.Source(component="keys", directory=importlib.resources.files("gateway.keys").joinpath("sql"))
 FAST = KeysSettings(poll_s=0.05, stale_after_s=0.5, timeout_s=0.3)
 OPERATORS_OWN = "an-operators-own-key-0001"
 
@@ -48,7 +46,6 @@ class FakeClock:
 async def keys_of(
     url: str, settings: KeysSettings | None = None, clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[Keys]:
-    await database.migrate(url, [KEYS])
     async with (
         database.open_pool(url, name="test-keys", size=3) as pool,
         Keys.open(pool, settings, clock=clock) as keys,

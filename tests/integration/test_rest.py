@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import importlib.resources
 import json
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -34,7 +33,6 @@ from gateway.rest.auth import Authenticator
 from gateway.rest.endpoint import REQUEST_ID, Access, BodyLimits, Endpoint, Exchange, usd
 from gateway.rest.operators import ModelEntry, ModelProvider
 
-KEYS = database.Source(component="keys", directory=importlib.resources.files("gateway.keys").joinpath("sql"))
 SECRET_TEXT = "the-quick-brown-canary"
 
 BODY = BodyLimits(max_json_bytes=1024**2, max_body_bytes=2 * 1024**2, body_grace_s=0.3, body_min_rate=1024**2)
@@ -222,7 +220,6 @@ async def world() -> AsyncIterator[World]:
 @pytest.fixture
 async def real_world(database_url: str) -> AsyncIterator[World]:
     """With real keys."""
-    await database.migrate(database_url, [KEYS])
     world = World()
     async with database.open_pool(database_url, name="test-rest", size=2) as pool, Keys.open(pool) as world.keys:
         for scope in Scope:
