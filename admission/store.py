@@ -31,6 +31,10 @@ CHANNEL: Final = "tollbridge_grants"
 _DEFINITE: Final = ("22", "23", "42", "P0")
 
 
+#: How asyncpg says that a connection is of no use any more. The last is its own state machine, surprised by a cut.
+_LOST: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+
+
 class StoreUnavailable(Exception):
     """The store did not answer, so what was asked of it may or may not have happened."""
 
@@ -163,7 +167,7 @@ class Store:
                 remaining = await self._heartbeat.fetchval(
                     _sql("renew"), owner, _ms(self._settings.lease_s), first, socket.gethostname(), os.getpid()
                 )
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _LOST as error:
             self._drop(self._heartbeat)
             self._heartbeat = None
             raise StoreUnavailable from error
@@ -216,7 +220,7 @@ class Store:
                 connection = await self._connect()
                 connection.add_termination_listener(lambda _: lost.set())
                 await connection.add_listener(CHANNEL, lambda *event: hear(str(event[3])))
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _LOST as error:
             raise StoreUnavailable from error
         try:
             yield lost
@@ -227,7 +231,7 @@ class Store:
         for connection in list(self._open):
             try:
                 await connection.close(timeout=self._settings.statement_s)
-            except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            except _LOST:
                 self._drop(connection)
         # What was cut needs one turn of the loop to close its socket.
         await asyncio.sleep(0)
@@ -251,7 +255,7 @@ class Store:
                 raise Rejected(error.sqlstate) from error
             self._drop(connection)
             raise StoreUnavailable from error
-        except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        except _LOST as error:
             self._drop(connection)
             raise StoreUnavailable from error
         except asyncio.CancelledError:

@@ -81,6 +81,9 @@ def store_errors() -> Iterator[None]:
         if not (error.sqlstate or "").startswith(_UNAVAILABLE):
             raise
         raise StoreUnavailable(f"the database is not available ({type(error).__name__})") from error
+    except asyncpg.InternalClientError as error:
+        # Its state machine, met by a connection that was cut while it was handed out.
+        raise StoreUnavailable("the connection to the database broke") from error
     except asyncpg.InterfaceError as error:
         # asyncpg has one class for a lost connection and for a wrong call.
         if not re.search(r"clos(ed|ing)", str(error)):

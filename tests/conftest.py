@@ -10,7 +10,7 @@ import sys
 import urllib.parse
 from typing import Any
 
-pytest_plugins = ["tests.postgres"]
+pytest_plugins = ["tests.postgres", "tests.fakes.simulated"]
 
 _database = urllib.parse.urlsplit(os.environ.get("TOLLBRIDGE_TEST_DATABASE_URL", "")).hostname
 _ALLOWED = {entry[4][0] for entry in socket.getaddrinfo(_database, None)} if _database else set()
