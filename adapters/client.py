@@ -336,6 +336,8 @@ class _Batches:
             batch = self._parser.close() if self._ended else self._parser.feed(data)
             if batch:
                 return await self._given(batch)
+            if self._ended:
+                raise Broken("the stream ended without proof that it is complete", code="no_terminal")
             self._run_clock(batch)
             data = await self._body.read()
             if not data:

@@ -44,8 +44,6 @@ MAX_DEPTH = 96
 _PATH = "/chat/completions"
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,", re.ASCII)
 _EXPECTED_AT = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`$")
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
@@ -87,6 +85,7 @@ def parse_request(body: bytes) -> ChatRequest:
     content = _decoded(body)
     if not isinstance(content, dict):
         raise MalformedRequest("", "a JSON object is needed")
+    _refuse_depth(content)
     fields = _fields.decode(body)
     _refuse_duplicates(body, fields)
     wire = _typed(body, schema.RequestIn, "")
@@ -119,7 +118,6 @@ def parse_request(body: bytes) -> ChatRequest:
 
 def _decoded(body: bytes) -> Any:
     """The whole body, so that a fault in a field we do not read is found too: it would be passed on unseen."""
-    _refuse_depth(body)
     try:
         content = _any.decode(body)
     except msgspec.ValidationError as error:
@@ -133,14 +131,19 @@ def _decoded(body: bytes) -> Any:
     return content
 
 
-def _refuse_depth(body: bytes) -> None:
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return
-    brackets = _STRINGS.sub(b"", body).translate(None, _NOT_BRACKETS)
+def _refuse_depth(content: Any) -> None:
+    """The decoder gives up on deep nesting by itself; this draws a line that does not move with its stack."""
+    level = [content]
     for _ in range(MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
-    if brackets:
-        raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep, or its brackets do not match")
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if type(value) is dict else value)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep")
 
 
 def _refuse_nul(content: Any) -> None:

@@ -133,10 +133,14 @@ class ChatStream:
             raise self._failure
         events: list[Event] = []
         if self._is_json and self._json is not None:
-            self._take_whole(b"".join(self._json), events)
+            if not self._finished:
+                self._take_whole(b"".join(self._json), events)
         else:
             self._take(self._decoder.close(), events)
-            if self._no_sentinel and not self._finished and self._failure is None:
+            if isinstance(self._failure, Broken):
+                # The event that was left open was cut short, and no more can be said of it.
+                self._failure = None
+            elif self._no_sentinel and not self._finished and self._failure is None:
                 self._end(events)
         if not self._finished and self._failure is None:
             self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
@@ -145,6 +149,9 @@ class ChatStream:
     def _given(self, events: list[Event]) -> Batch:
         if self._failure is not None and not events:
             raise self._failure
+        if self._finished and len(events) > 1:
+            # A cost that came behind the sentinel, in the same bytes: Finished stays the last event.
+            events.sort(key=_is_last)
         return events
 
     def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
@@ -321,6 +328,10 @@ class ChatStream:
             return
         events.extend(_as_events(response))
         self._finished = True
+
+
+def _is_last(event: Event) -> bool:
+    return isinstance(event, Finished)
 
 
 def _later_cost(known: str | None, later: str | None) -> str | None:

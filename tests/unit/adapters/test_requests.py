@@ -1,0 +1,397 @@
+"""Requests of chat completions, in and out."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from adapters.chat import (
+    Audio,
+    ChatRequest,
+    Document,
+    Image,
+    Message,
+    NativeRequest,
+    Opaque,
+    Reasoning,
+    ResponseFormat,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from adapters.contract import Endpoint, UpstreamCall
+from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.protocols.chat_completions import ChatCompletions, envelope
+from adapters.protocols.chat_completions.requests import MAX_DEPTH
+
+PROTOCOL = ChatCompletions()
+HELLO = {"role": "user", "content": "hi"}
+
+
+def parse(**fields: object) -> ChatRequest:
+    return PROTOCOL.parse_request(json.dumps({"messages": [HELLO], **fields}).encode())
+
+
+def render(request: ChatRequest, *, stream: bool = False, **endpoint: object) -> dict[str, object]:
+    target = Endpoint(provider="p", protocol="chat_completions", base_url="http://h/v1", **endpoint)  # type: ignore[arg-type]
+    call = UpstreamCall(endpoint=target, model="upstream-model", request=request, deadline=0)
+    rendered = PROTOCOL.render_request(call, stream=stream)
+    assert rendered.path == "/chat/completions"
+    content = json.loads(rendered.body)
+    assert isinstance(content, dict)
+    return content
+
+
+def chat(*messages: Message, **fields: object) -> ChatRequest:
+    return ChatRequest(messages=messages, **fields)  # type: ignore[arg-type]
+
+
+USER = Message(role=Role.USER, content=(Text(text="hi"),))
+
+
+# -------------------------------------------------------------------- reading
+
+
+def test_a_request_is_read_into_the_canonical_form():
+    request = parse(
+        model="m",
+        messages=[
+            {"role": "system", "content": "be brief"},
+            {
+                "role": "user",
+                "name": "ann",
+                "content": [
+                    {"type": "text", "text": "see", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
+                    {"type": "image_url", "image_url": {"url": "data:image/gif;base64,R0lG", "detail": "low"}},
+                    {"type": "image_url", "image_url": {"url": "https://h/i.png"}},
+                    {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+                    {"type": "file", "file": {"file_id": "f1"}},
+                ],
+            },
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "hm",
+                "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        ],
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}],
+        tool_choice={"type": "function", "function": {"name": "f"}},
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": 1}}},
+        max_tokens=5,
+        stop="x",
+        temperature=1,
+        user="u",
+    )
+    assert request.messages == (
+        Message(role=Role.SYSTEM, content=(Text(text="be brief"),)),
+        Message(
+            role=Role.USER,
+            name="ann",
+            content=(
+                Text(text="see", cache="1h"),
+                Image(data=b"GIF", media_type="image/gif", detail="low"),
+                Image(url="https://h/i.png"),
+                Audio(data=b"\0\0\0", format="wav"),
+                Document(file_id="f1"),
+            ),
+        ),
+        Message(
+            role=Role.ASSISTANT,
+            tool_calls=(ToolCall(id="c1", name="f", arguments="{}"),),
+            reasoning=(Reasoning(text="hm"),),
+        ),
+        Message(role=Role.TOOL, tool_call_id="c1", content=(Text(text="42"),)),
+    )
+    assert request.tools == (Tool(name="f", parameters=msgspec.Raw(b'{"type": "object"}'), strict=True),)
+    assert request.tool_choice == ToolChoice(mode="tool", tool="f")
+    assert request.response_format == ResponseFormat(kind="json_schema", name="s", schema=msgspec.Raw(b'{"a": 1}'))
+    assert (request.max_output_tokens, request.stop, request.temperature) == (5, ("x",), 1.0)
+    assert request.end_user == "u"
+    assert request.native is not None
+    assert request.native.unmapped == ()
+
+
+def test_the_functions_of_old_are_read_as_tools():
+    request = parse(
+        functions=[{"name": "f"}],
+        function_call={"name": "f"},
+        messages=[
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}},
+            {"role": "function", "name": "f", "content": "42"},
+        ],
+    )
+    assert request.tools == (Tool(name="f"),)
+    assert request.tool_choice == ToolChoice(mode="tool", tool="f")
+    assert request.messages[0].tool_calls[0].id == request.messages[1].tool_call_id == "f"
+
+
+def test_what_the_canonical_form_does_not_carry_is_named():
+    request = parse(
+        service_tier="flex",
+        tools=[{"type": "custom", "custom": {"name": "x"}}],
+        messages=[{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "u"}}]}],
+    )
+    assert request.native is not None
+    assert request.native.unmapped == ("service_tier", "tools[0]")
+    assert request.messages[0].content == (
+        Opaque(protocol="chat_completions", raw=msgspec.Raw(b'{"type": "video_url", "video_url": {"url": "u"}}')),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, (None, False, False)),
+        ({"model": "m", "stream": None}, ("m", False, False)),
+        ({"model": "m", "stream": True}, ("m", True, False)),
+        ({"model": "m", "stream": True, "stream_options": {"include_usage": True, "x": 1}}, ("m", True, True)),
+        ({"stream": False, "stream_options": None}, (None, False, False)),
+    ],
+)
+def test_the_envelope_tells_model_and_streaming(fields, told):
+    found = envelope(parse(**fields))
+    assert (found.model, found.stream, found.include_usage) == told
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
+        ({"messages": [HELLO, {"role": "pope", "content": "SECRET"}]}, "messages[1].role"),
+        ({"messages": [HELLO, {"content": "SECRET"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": ["SECRET"]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"temperature": "SECRET"}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"seed": 2**70}, "seed"),
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"stream": "yes"}, "stream"),
+        ({"tool_choice": "SECRET"}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": 1}}]}, "tools[0].function.name"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:SECRET"}}]}]},
+            "messages[0].content[0].image_url.url",
+        ),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "!", "format": "x"}}]}
+                ]
+            },
+            "messages[0].content[0].input_audio.data",
+        ),
+        ({"metadata": {"a": ["x\0SECRET"]}}, "metadata.a[0]"),
+    ],
+)
+def test_a_fault_is_told_by_its_path_and_never_by_its_content(fields, path):
+    with pytest.raises(MalformedRequest) as caught:
+        parse(**fields)
+    assert caught.value.path == path
+    assert "SECRET" not in str(caught.value)
+
+
+def _nested(depth: int) -> bytes:
+    return b'{"messages":[{"role":"user","content":"x"}],"x":' + b"[" * depth + b"]" * depth + b"}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"x"',
+        b'{"messages":',
+        b'{"messages":[{"role":"user","content":"x"}],"temperature":NaN}',
+        b'{"messages":[{"role":"user","content":"x"}],"temperature":1e400}',
+        b'{"messages":[{"role":"user","content":"x"}],"unknown":-1e400}',
+        b'{"messages":[{"role":"user","content":"x"}],"unknown":Infinity}',
+        b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+        b'{"messages":[{"role":"user","content":"\\udc00x"}]}',
+        b'{"messages":[{"role":"user","content":"x"}],"unknown":["\\ud800"]}',
+        b'{"messages":[{"role":"user","content":"\\u0000"}]}',
+        b'{"messages":[{"role":"user","content":"x"}],"a\\u0000b":1}',
+        b'{"messages":[{"role":"user","content":"\xff"}]}',
+        b'{"messages":[{"role":"user","content":"x"}],"unknown":"\xff"}',
+        b'{"messages":[{"role":"user","content":"x"}],"model":"a","model":"b"}',
+        b'{"messages":[{"role":"user","content":"x"}],"model":"a","mod\\u0065l":"b"}',
+        b'{ "messages":[{"role":"user","content":"x"}] , "n":1,"n":1}',
+        b"\xef\xbb\xbf{}",
+        _nested(MAX_DEPTH + 1),
+        _nested(100_000),
+        b"[" * 1_000_000,
+        b'{"a":' * 1_000_000,
+    ],
+)
+def test_hostile_json_is_refused_and_never_crashes(body):
+    with pytest.raises(MalformedRequest):
+        PROTOCOL.parse_request(body)
+
+
+def test_brackets_and_escapes_inside_strings_are_content():
+    text = "[" * 500 + "{" * 500 + r"\u0000 \ud800" + '"\\'
+    request = PROTOCOL.parse_request(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
+    assert request.messages[0].content == (Text(text=text),)
+    assert PROTOCOL.parse_request(_nested(MAX_DEPTH - 4)).messages
+
+
+# -------------------------------------------------------------------- writing
+
+
+def test_unknown_fields_at_any_depth_go_through_untouched():
+    body = b'{"messages":[{"role":"user","content":"x","zz":{"a":1.10}}],"model":"a","big":1.0000000000000000001}'
+    target = Endpoint(provider="p", protocol="chat_completions", base_url="http://h")
+    call = UpstreamCall(endpoint=target, model="b", request=PROTOCOL.parse_request(body), deadline=0)
+    assert PROTOCOL.render_request(call, stream=False).body == body.replace(b'"model":"a"', b'"model":"b"')
+
+
+def test_a_stream_always_asks_for_usage_and_keeps_what_the_caller_asked_of_it():
+    request = parse(model="m", stream=False, stream_options={"include_usage": False, "include_obfuscation": False})
+    rendered = render(request, stream=True)
+    assert rendered["stream"] is True
+    assert rendered["stream_options"] == {"include_usage": True, "include_obfuscation": False}
+    plain = render(parse(stream=True, stream_options={"include_usage": True}))
+    assert not {"stream", "stream_options"} & plain.keys()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_endpoint_omits_and_forces_fields(native):
+    request = parse(temperature=0.5, user="u") if native else chat(USER, temperature=0.5, end_user="u")
+    rendered = render(
+        request, stream=True, omit=frozenset({"user", "stream_options"}), force={"temperature": msgspec.Raw(b"1")}
+    )
+    assert rendered["temperature"] == 1
+    assert not {"user", "stream_options"} & rendered.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "known", "sent"),
+    [
+        ({"max_tokens": 5}, None, {"max_tokens": 5}),
+        ({"max_completion_tokens": 5}, None, {"max_completion_tokens": 5}),
+        ({"max_tokens": 5}, "max_completion_tokens", {"max_completion_tokens": 5}),
+        ({"max_completion_tokens": 5}, "max_tokens", {"max_tokens": 5}),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", {"max_tokens": 6}),
+        ({"max_tokens": None}, "max_completion_tokens", {}),
+    ],
+)
+def test_the_output_limit_is_sent_under_the_name_the_provider_knows(given, known, sent):
+    rendered = render(parse(**given), max_tokens_field=known)
+    assert {k: v for k, v in rendered.items() if k.startswith("max_")} == sent
+
+
+def test_a_canonical_limit_takes_the_name_of_the_endpoint():
+    assert render(chat(USER, max_output_tokens=5))["max_completion_tokens"] == 5
+    assert render(chat(USER, max_output_tokens=5), max_tokens_field="max_tokens")["max_tokens"] == 5
+
+
+def test_the_canonical_form_is_written_and_read_back_the_same():
+    request = chat(
+        Message(role=Role.DEVELOPER, content=(Text(text="be brief"),)),
+        Message(
+            role=Role.USER,
+            name="ann",
+            content=(
+                Text(text="see"),
+                Image(data=b"GIF", media_type="image/gif", detail="low"),
+                Document(data=b"%PDF", media_type="application/pdf", filename="a.pdf"),
+                Audio(data=b"\0", format="wav"),
+            ),
+        ),
+        Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="c", name="f", arguments='{"x":'),)),
+        Message(role=Role.TOOL, tool_call_id="c", content=(Text(text="a"), Text(text="b"))),
+        Message(role=Role.ASSISTANT, refusal="no"),
+        tools=(Tool(name="f", description="d", parameters=msgspec.Raw(b'{"type":"object"}'), strict=False),),
+        tool_choice=ToolChoice(mode="required"),
+        parallel_tool_calls=False,
+        response_format=ResponseFormat(kind="json_schema", name="s", schema=msgspec.Raw(b"{}"), strict=True),
+        max_output_tokens=9,
+        temperature=0.1,
+        top_p=0.9,
+        stop=("a", "b"),
+        seed=1,
+        n=2,
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logprobs=True,
+        top_logprobs=3,
+        logit_bias={"1": -100.0},
+        reasoning_effort="low",
+        end_user="u",
+    )
+    back = PROTOCOL.parse_request(json.dumps(render(request)).encode())
+    raws = ("tools", "response_format")
+    assert [getattr(back, n) for n in back.__struct_fields__ if n not in {"native", *raws}] == [
+        getattr(request, n) for n in request.__struct_fields__ if n not in {"native", *raws}
+    ]
+    assert back.tools[0].name == "f"
+
+
+def test_extra_fields_are_sent_and_may_not_shadow_one_the_request_has():
+    assert render(chat(USER, extra={"top_k": msgspec.Raw(b"3")}))["top_k"] == 3
+    for name in ("messages", "model", "stream", "temperature"):
+        with pytest.raises(RequestNotExpressible) as caught:
+            render(chat(USER, temperature=1.0, extra={name: msgspec.Raw(b"1")}))
+        assert caught.value.path == f"extra.{name}"
+
+
+@pytest.mark.parametrize(
+    ("request_", "path", "omit"),
+    [
+        (chat(USER, reasoning_budget_tokens=5), "reasoning_budget_tokens", "reasoning_budget_tokens"),
+        (chat(Message(role=Role.TOOL, tool_call_id="c", is_error=True)), "messages[0].is_error", "messages.is_error"),
+        (
+            chat(Message(role=Role.USER, content=(Text(text="x", cache="5m"),))),
+            "messages[0].content[0].cache",
+            "messages.cache",
+        ),
+        (
+            chat(USER, Message(role=Role.ASSISTANT, reasoning=(Reasoning(text="hm"),))),
+            "messages[1].reasoning",
+            "messages.reasoning",
+        ),
+        (chat(Message(role=Role.USER, content=(Document(url="u"),))), "messages[0].content[0].url", None),
+        (chat(Message(role=Role.TOOL, content=(Image(url="u"),))), "messages[0].content", None),
+        (
+            chat(Message(role=Role.USER, content=(Opaque(protocol="gemini", raw=msgspec.Raw(b"{}")),))),
+            "messages[0].content[0]",
+            None,
+        ),
+        (
+            chat(USER, native=NativeRequest(protocol="gemini", fields={}, unmapped=("safetySettings",))),
+            "safetySettings",
+            "safetySettings",
+        ),
+    ],
+)
+def test_what_the_protocol_cannot_say_is_refused_by_its_path_unless_the_endpoint_omits_it(request_, path, omit):
+    with pytest.raises(RequestNotExpressible) as caught:
+        render(request_)
+    assert caught.value.path == path
+    if omit is not None:
+        assert render(request_, omit=frozenset({omit}))["model"] == "upstream-model"
+
+
+def test_reasoning_goes_back_in_the_field_the_provider_takes_it_in():
+    request = chat(USER, Message(role=Role.ASSISTANT, reasoning=(Reasoning(text="hm"),)))
+    messages = render(request, reasoning_field="reasoning_content")["messages"]
+    assert messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm"},
+    ]
