@@ -26,7 +26,7 @@ from gateway.rest.body import decode
 _T = TypeVar("_T")
 
 #: Bytes of JSON from which it is parsed in a thread: parsing must not hold up everyone else's tokens.
-PARSE_ASIDE_BYTES = 512 * 1024
+PARSE_ASIDE_BYTES = 128 * 1024
 #: Query parameters in one URL.
 MAX_PARAMETERS = 64
 
