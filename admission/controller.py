@@ -73,9 +73,12 @@ class Controller:
     def __init__(self, store: Store, settings: AdmissionSettings) -> None:
         self._store = store
         self._settings = settings
+        #: This process for as long as it lives. It holds no tickets, so a lapse does not end it.
+        self.process = new_id()
+        #: Who holds this process's tickets: another one after each lapse.
         self.owner = new_id()
         #: Everyone this process has been, for whoever needs to prove that one is dead.
-        self.incarnations: list[uuid.UUID] = []
+        self.incarnations: list[uuid.UUID] = [self.process, self.owner]
         #: On the monotonic clock: no dispatch after this.
         self._trusted_until = 0.0
         self._tickets: dict[uuid.UUID, _Ticket] = {}
@@ -322,7 +325,6 @@ class Controller:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Controller]:
         """Registers this process, keeps it alive, and on leaving settles what is left and signs it off."""
-        self.incarnations.append(self.owner)
         await self._renew(first=True)
         tasks = [
             asyncio.create_task(self._keep_alive(), name="admission heartbeat"),
@@ -342,11 +344,11 @@ class Controller:
                     await asyncio.gather(self._clean.drain(), *(lane.drain() for lane in self._judged.values()))
                     await self._abandoned.drain()
                     with contextlib.suppress(StoreUnavailable):
-                        await self._store.bury([self.owner])
+                        await self._store.bury([self.owner, self.process])
 
     async def _renew(self, *, first: bool) -> None:
         sent = time.monotonic()
-        lives_s = await self._store.renew(self.owner, first=first)
+        lives_s = await self._store.renew(self.owner, self.process, first=first)
         if lives_s is None:
             # Our tickets are another's now. What still runs settles by its ticket; what waited is told.
             self._trusted_until = 0.0
@@ -357,7 +359,7 @@ class Controller:
                 if ticket.acknowledged:
                     _answer(ticket, Refusal(reason=RefusalReason.LAPSED, group=ticket.demand.group, retry_after_s=1.0))
             sent = time.monotonic()
-            lives_s = await self._store.renew(self.owner, first=True)
+            lives_s = await self._store.renew(self.owner, self.process, first=True)
         if lives_s is not None:
             self._trusted_until = sent + lives_s - self._settings.margin_s
 

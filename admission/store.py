@@ -158,14 +158,20 @@ class Store:
             rows = await connection.fetch(_sql("abandon"), list(tickets), shard, tombstone)
         return [row["group_id"] for row in rows]
 
-    async def renew(self, owner: uuid.UUID, *, first: bool) -> float | None:
+    async def renew(self, owner: uuid.UUID, process: uuid.UUID, *, first: bool) -> float | None:
         """The heartbeat: the seconds the owner now lives, or None where it had lapsed."""
         try:
             async with asyncio.timeout(self._settings.statement_s):
                 if self._heartbeat is None or self._heartbeat.is_closed():
                     self._heartbeat = await self._connect()
                 remaining = await self._heartbeat.fetchval(
-                    _sql("renew"), owner, _ms(self._settings.lease_s), first, socket.gethostname(), os.getpid()
+                    _sql("renew"),
+                    owner,
+                    process,
+                    _ms(self._settings.lease_s),
+                    first,
+                    socket.gethostname(),
+                    os.getpid(),
                 )
         except _LOST as error:
             self._drop(self._heartbeat)

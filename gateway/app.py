@@ -193,7 +193,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             callers=keys,
             recovery=recovery,
             watch=watch,
-            owner=controller.owner,
+            owner=controller.process,
             settings=settings.jobs,
         )
         intake = Intake(
@@ -301,9 +301,11 @@ class _Reading:
             for name, found in sorted(places.items())
         ]
 
-    async def read(self, session_id: str | None, day: date | None, key_id: uuid.UUID | None) -> Mapping[str, object]:
+    async def read(
+        self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None, session_key: uuid.UUID
+    ) -> Mapping[str, object]:
         with database.store_errors():
-            return await self._ledger.usage(session_id=session_id, day=day, key_id=key_id)
+            return await self._ledger.usage(session_id=session_id, day=day, key_id=key_id, session_key=session_key)
 
     async def groups(self) -> Sequence[object]:
         with _admission_errors():

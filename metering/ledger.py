@@ -112,13 +112,15 @@ class Ledger:
         self._pool = pool
         self._zone = zone
 
-    async def usage(self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None) -> dict[str, Any]:
+    async def usage(
+        self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None, session_key: uuid.UUID
+    ) -> dict[str, Any]:
         """
-        The sums of a session (of that key), a day (None: today) and in total; of one key, or of all.
+        The sums of a session of `session_key`, a day (None: today) and in total; of one key, or of all.
 
         Raises asyncpg's errors.
         """
-        rows = await self._pool.fetch(_SUMS, session_id, day, key_id, self._zone)
+        rows = await self._pool.fetch(_SUMS, session_id, day, key_id, self._zone, session_key)
         sums: dict[str, Any] = {"session": None}
         for row in rows:
             entry = dict(row)

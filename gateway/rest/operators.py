@@ -52,13 +52,15 @@ class Catalogue(Protocol):
 class UsageReader(Protocol):
     """The cost counters. `metering.ledger` has them."""
 
-    async def read(self, session_id: str | None, day: date | None, key_id: UUID | None) -> Mapping[str, object]:
+    async def read(
+        self, *, session_id: str | None, day: date | None, key_id: UUID | None, session_key: UUID
+    ) -> Mapping[str, object]:
         """
         `session` (None where none is asked for), `day` (None means today in the declared zone) and `total`, each with
         charged_usd, unknown_attempts, unknown_upper_bound_usd, attempts, input_tokens and output_tokens.
 
-        Of one key, or of all where `key_id` is None. A session that the key never used reads as zero, like one that is
-        not there. Raises StoreUnavailable.
+        Of one key, or of all where `key_id` is None. A session belongs to a key, `session_key`; one that this key never
+        used reads as zero, like one that is not there. Raises StoreUnavailable.
         """
         ...
 
@@ -100,7 +102,8 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
         caller = exchange.caller
         key_id = None if Scope.ADMIN in caller.scopes else caller.key_id
         try:
-            return exchange.answer(_plain(await usage.read(session_id, day, key_id)))
+            sums = await usage.read(session_id=session_id, day=day, key_id=key_id, session_key=caller.key_id)
+            return exchange.answer(_plain(sums))
         except StoreUnavailable as error:
             raise _unavailable() from error
 

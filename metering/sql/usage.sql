@@ -1,9 +1,10 @@
--- The counters' sums. $1 session or null, $2 day or null for today, $3 key or null for all, $4 the declared zone.
+-- The counters' sums. $1 session or null, $2 day or null for today, $3 key or null for all, $4 the declared zone,
+-- $5 the key the session belongs to.
 with asked as (
     select coalesce($2::date, (clock_timestamp() at time zone $4)::date) as day
 ), wanted as (
-    select 'session' as answer, 'session' as kind, $3::uuid || '/' || $1::text as name, null::date as day
-     where $1::text is not null and $3::uuid is not null
+    select 'session' as answer, 'session' as kind, $5::uuid || '/' || $1::text as name, null::date as day
+     where $1::text is not null
     union all
     select 'day', case when $3::uuid is null then 'day' else 'key_day' end, coalesce($3::uuid || '/', '') || a.day, a.day
       from asked a

@@ -62,7 +62,9 @@ class FakeUsage:
         self.asked: list[tuple[str | None, date | None, UUID | None]] = []
         self.lost = False
 
-    async def read(self, session_id: str | None, day: date | None, key_id: UUID | None) -> Mapping[str, object]:
+    async def read(
+        self, *, session_id: str | None, day: date | None, key_id: UUID | None, session_key: UUID
+    ) -> Mapping[str, object]:
         if self.lost:
             raise StoreUnavailable("gone")
         self.asked.append((session_id, day, key_id))

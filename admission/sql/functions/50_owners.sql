@@ -1,7 +1,10 @@
 -- renew_v1: registers an owner or its heartbeat. Answers the milliseconds it now lives, or null where it had lapsed:
--- a lapsed incarnation stays dead, and its process must begin again as another.
+-- a lapsed incarnation stays dead, and its process must begin again as another. The process itself, which holds no
+-- ticket, is heard of with every heartbeat and may come back.
 
-create or replace function control.renew_v1(p_owner uuid, p_ttl_ms integer, p_first boolean, p_host text, p_pid integer)
+create or replace function control.renew_v1(
+    p_owner uuid, p_process uuid, p_ttl_ms integer, p_first boolean, p_host text, p_pid integer
+)
 returns bigint
 language plpgsql as $$
 declare
@@ -25,6 +28,9 @@ begin
          where o.owner_id = p_owner and o.expires_at > v_now
         returning o.expires_at into v_expires;
     end if;
+    insert into control.owner as o (owner_id, expires_at, host, pid)
+    values (p_process, v_now + p_ttl_ms * interval '1 ms', p_host, p_pid)
+    on conflict (owner_id) do update set expires_at = excluded.expires_at;
     return (extract(epoch from v_expires - clock_timestamp()) * 1000)::bigint;
 end $$;
 
