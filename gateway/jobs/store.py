@@ -7,6 +7,7 @@ All times come from the database's clock.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib.resources
 import uuid
@@ -17,7 +18,7 @@ import asyncpg
 import msgspec
 
 from gateway.call import Options
-from gateway.database import Connection, Pool, store_errors
+from gateway.database import CONNECT_TIMEOUT_S, Connection, Pool, store_errors
 from gateway.jobs.model import Claimed, Decision, End, GiveBack, Held, JobView, Result, Status
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.submission import Line, storable
@@ -110,12 +111,52 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     submission_id: uuid.UUID | None = None
 
 
+class _Kept:
+    """
+    A connection for one kind of statement, kept between them.
+
+    Taking one from the pool and giving it back costs as much as the statement. Its users take turns.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._turn = asyncio.Lock()
+        self._connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record] | None = None
+
+    async def fetch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
+        async with self._turn:
+            if self._connection is None:
+                self._connection = await self._pool.acquire()
+            try:
+                return await self._connection.fetch(statement, *arguments)
+            except BaseException:
+                # Whatever state it is in, the next statement is not to find out.
+                await self._release()
+                raise
+
+    async def let_go(self) -> None:
+        async with self._turn:
+            await self._release()
+
+    async def _release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._pool.release(connection, timeout=CONNECT_TIMEOUT_S)
+
+
 class JobStore:
     """Every method raises `gateway.database.StoreUnavailable` when the store is away."""
 
     def __init__(self, pool: Pool, settings: JobsSettings) -> None:
         self._pool = pool
         self._settings = settings
+        self._claiming, self._intending, self._storing, self._concluding = (_Kept(pool) for _ in range(4))
+
+    async def let_go(self) -> None:
+        """Give back the connections that were kept. They are taken again when there is use for them."""
+        with store_errors():
+            for kept in (self._claiming, self._intending, self._storing, self._concluding):
+                await kept.let_go()
 
     # -------------------------------------------------------------- submission
 
@@ -216,7 +257,7 @@ class JobStore:
 
     async def claim(self, owner: uuid.UUID, most: int) -> Sequence[Claimed]:
         with store_errors():
-            rows = await self._pool.fetch(CLAIM, owner, most)
+            rows = await self._claiming.fetch(CLAIM, owner, most)
         return [
             Claimed(
                 job_id=row["job_id"],
@@ -238,7 +279,7 @@ class JobStore:
     async def intend(self, owner: uuid.UUID, intents: Sequence[Intent]) -> Sequence[bool]:
         """For each, whether it may be sent: the job is still this claim's, and nobody has taken it back."""
         with store_errors():
-            rows = await self._pool.fetch(
+            rows = await self._intending.fetch(
                 INTEND,
                 owner,
                 [intent.job_id for intent in intents],
@@ -251,7 +292,7 @@ class JobStore:
     async def store_results(self, owner: uuid.UUID, answers: Sequence[Answer]) -> Sequence[bool]:
         """For each, whether the job was still this claim's."""
         with store_errors():
-            rows = await self._pool.fetch(
+            rows = await self._storing.fetch(
                 STORE_RESULT,
                 owner,
                 [answer.job_id for answer in answers],
@@ -270,11 +311,13 @@ class JobStore:
         backs = [(ending, ending.decision) for ending in endings if isinstance(ending.decision, GiveBack)]
         with store_errors():
             if ends:
-                rows = await self._pool.fetch(FINISH, owner, *_finish_columns(ends), self._settings.retention_s)
+                rows = await self._concluding.fetch(FINISH, owner, *_finish_columns(ends), self._settings.retention_s)
                 finished = {row["job_id"] for row in rows}
                 after.update({ending.job_id: end.status for ending, end in ends if ending.job_id in finished})
             if backs:
-                rows = await self._pool.fetch(GIVE_BACK, owner, *_give_back_columns(backs), self._settings.retention_s)
+                rows = await self._concluding.fetch(
+                    GIVE_BACK, owner, *_give_back_columns(backs), self._settings.retention_s
+                )
                 after.update({row["job_id"]: Status(row["status"]) for row in rows})
         return [after.get(ending.job_id) for ending in endings]
 
