@@ -84,7 +84,10 @@ def command() -> None:
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     out = tables.console()
     began = time.monotonic()
-    PLACE.mkdir(parents=True, exist_ok=True)
+    try:
+        PLACE.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Failed(f"{PLACE} cannot be made here: {error.strerror}", hint="Go to a directory of yours.") from error
     with contextlib.ExitStack() as stack:
         provider = stack.enter_context(_simulated())
         data_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-demo-")))
@@ -181,7 +184,8 @@ def _tour(out: Console, provider: str, running: Running) -> list[Check]:
         Check(
             "never more at once than the limit, by the provider's own ledger",
             0 < ledger["peak_concurrency"] <= LIMIT,
-            f"at most {ledger['peak_concurrency']} of {LIMIT}; the gateway showed up to {occupied.most}",
+            f"at most {ledger['peak_concurrency']} of {LIMIT} (one is kept for interactive calls);"
+            f" the gateway showed up to {occupied.most}",
         ),
         Check(
             "the tokens are the provider's",

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,13 @@ PATIENCE_S = 60.0
 class Process:
     """`tollbridge serve` in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], *, log: Path, data_dir: Path, database_url: str | None
+    ) -> None:
         self.process = process
+        self.data_dir = data_dir
+        #: None: it has an embedded one.
+        self.database_url = database_url
         self._log = log
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.rest = ""
@@ -69,6 +75,13 @@ class Process:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         return httpx.get(self.rest + path, headers=headers, trust_env=False, timeout=PATIENCE_S)
 
+    def until_heard(self, key: str) -> None:
+        """Until it accepts a key that was made elsewhere."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.get("/v1/models", key=key).status_code != 200:
+            assert time.monotonic() < deadline, "the key is not accepted"
+            time.sleep(0.02)
+
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send the signal and wait for the end: the exit status."""
         self.process.send_signal(number)
@@ -109,7 +122,7 @@ def served(
             stdout=subprocess.PIPE,
             stderr=stderr,
         )
-    found = Process(process, log)
+    found = Process(process, log=log, data_dir=data_dir, database_url=variables.get("TOLLBRIDGE_DATABASE_URL"))
     try:
         yield found
     finally:

@@ -1,0 +1,180 @@
+"""The commands that talk to a running gateway, against one that runs, with `tollbridge simulate` behind it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli import main
+from tests.acceptance.processes import KEY, PATIENCE_S, Process, served
+from tests.postgres import execute, url_of
+
+CONFIGURATION = """
+[providers.simulated]
+protocol = "chat_completions"
+base_url = "{url}"
+models = ["sim-fast"]
+[models."sim-fast"]
+providers = ["simulated"]
+price = {{ input = "1", output = "2" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[str]:
+    process = subprocess.Popen([sys.executable, "-m", "gateway", "simulate"], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        yield json.loads(process.stdout.readline())["url"]
+    finally:
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(
+    provider: str, database_server: str, database_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    name = f"tollbridge_test_{uuid.uuid4().hex}"
+    execute(database_server, f"create database {name} template {database_template}")
+    environ: dict[str, str | None] = {"TOLLBRIDGE_DATABASE_URL": url_of(database_server, name)}
+    data_dir = tmp_path_factory.mktemp("gateway")
+    with served(data_dir, configuration=CONFIGURATION.format(url=provider), environ=environ) as found:
+        yield found.until_ready()
+    execute(database_server, f"drop database {name} with (force)")
+
+
+@pytest.fixture
+def tollbridge(gateway: Process) -> Any:
+    def run(*arguments: str, key: str = KEY, url: str | None = None) -> Result:
+        environ = {
+            "TOLLBRIDGE_API_KEY": key,
+            "TOLLBRIDGE_URL": url or gateway.rest,
+            "TOLLBRIDGE_CONFIG": str(gateway.data_dir / "tollbridge.toml"),
+            "TOLLBRIDGE_DATA_DIR": str(gateway.data_dir),
+        }
+        return CliRunner().invoke(main, arguments, env=environ)
+
+    return run
+
+
+def chat(custom_id: str, text: str, model: str = "sim-fast") -> bytes:
+    body = {"model": model, "messages": [{"role": "user", "content": text}]}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}).encode()
+
+
+def written(path: Path, lines: Sequence[bytes]) -> str:
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return str(path)
+
+
+def test_a_file_is_submitted_watched_and_its_results_and_cost_are_shown(tollbridge, tmp_path):
+    file = written(tmp_path / "in.jsonl", [chat("a", "Hello"), b'{"custom_id": "b", "bo', chat("c", "Ünïcödé 🙂")])
+    output = tmp_path / "out.jsonl"
+    done = tollbridge("jobs", "submit", file, "--session", "s1", "--watch", "-o", str(output))
+    assert done.exit_code == 1, done.output
+    assert "2 accepted, 1 refused" in done.output
+    assert "invalid_json" in done.output
+    assert "error: 1 jobs did not succeed" in done.stderr
+    results = {line["line"]: line for line in map(json.loads, output.read_text().splitlines())}
+    assert {number: line["status"] for number, line in results.items()} == {
+        1: "succeeded",
+        2: "failed",
+        3: "succeeded",
+    }
+    cost = sum(Decimal(line["cost_usd"] or 0) for line in results.values())
+
+    listed = json.loads(tollbridge("jobs", "list", "--session", "s1", "--json").stdout)
+    assert [job["custom_id"] for job in listed] == ["a", "c"]
+    one = tollbridge("jobs", "get", listed[0]["id"], "--wait", "5")
+    assert "succeeded" in one.stdout
+    assert "simulated/sim-fast" in one.stdout
+
+    used = json.loads(tollbridge("usage", "--session", "s1", "--json").stdout)
+    assert Decimal(used["session"]["charged_usd"]) == cost > 0
+    assert f"${cost.normalize():f}" in tollbridge("usage", "--session", "s1").stdout
+
+
+def test_results_go_to_stdout_line_by_line(tollbridge, tmp_path):
+    receipt = json.loads(
+        tollbridge("jobs", "submit", written(tmp_path / "in.jsonl", [chat("z", "Hi")]), "--json").stdout
+    )
+    job = receipt["jobs"][0]["id"]
+    assert tollbridge("jobs", "get", job, "--wait", "30").exit_code == 0
+    [line] = tollbridge("jobs", "results", receipt["submission_id"]).stdout.splitlines()
+    assert json.loads(line)["custom_id"] == "z"
+    assert f"{job}: succeeded" in tollbridge("jobs", "cancel", job).stdout
+
+
+def test_the_same_idempotency_key_is_the_same_submission(tollbridge, tmp_path):
+    file = written(tmp_path / "in.jsonl", [chat("i", "Once")])
+    first, again = (
+        json.loads(tollbridge("jobs", "submit", file, "--idempotency-key", "k1", "--json").stdout) for _ in range(2)
+    )
+    assert first == again
+
+
+def test_groups_shows_the_limit_and_the_occupancy(tollbridge, provider):
+    shown = tollbridge("groups", "--slots")
+    assert shown.exit_code == 0, shown.output
+    assert provider.removesuffix("/v1") in shown.stdout
+    assert "closed" in shown.stdout
+    [group] = json.loads(tollbridge("groups", "--json").stdout)["groups"]
+    assert group["concurrency"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("jobs", "get", "00000000-0000-0000-0000-000000000000"), "not_found"),
+        (("jobs", "list", "--session", "x" * 100, "--submission", "nonsense"), "invalid_request"),
+        (("usage", "--day", "yesterday"), "invalid_request"),
+    ],
+    ids=["unknown job", "no id", "no day"],
+)
+def test_what_the_gateway_refuses_is_one_line_with_its_code(tollbridge, arguments, code):
+    refused = tollbridge(*arguments)
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith(f"error: {code}: ")
+    assert refused.stdout == ""
+
+
+def test_a_wrong_key_is_told_how_to_get_one(tollbridge):
+    refused = tollbridge("groups", key="wrong")
+    assert refused.exit_code == 1
+    assert refused.stderr.startswith("error: unauthenticated")
+    assert "keys create" in refused.stderr
+
+
+def test_a_key_is_made_used_and_revoked(tollbridge, gateway, monkeypatch):
+    monkeypatch.setenv("TOLLBRIDGE_DATABASE_URL", gateway.database_url)
+    made = tollbridge("keys", "create", "reader", "--scope", "usage:read", "--expires", "1h")
+    assert made.exit_code == 0, made.output
+    secret = made.stdout.strip()
+    assert "not shown again" in made.stderr
+    gateway.until_heard(secret)
+    assert tollbridge("groups", key=secret).exit_code == 0
+    denied = tollbridge("jobs", "list", key=secret)
+    assert denied.stderr.startswith("error: permission_denied")
+    assert "reader" in tollbridge("keys", "list").stdout
+    assert tollbridge("keys", "create", "reader").stderr.startswith("error: conflict")
+    assert tollbridge("keys", "revoke", "reader").exit_code == 0
+    assert tollbridge("keys", "revoke", "reader").stderr.startswith("error: not_found")
+
+
+def test_without_a_url_the_ready_file_leads_there(tollbridge, gateway, monkeypatch):
+    monkeypatch.chdir(gateway.data_dir)
+    found = CliRunner().invoke(
+        main, ["groups"], env={"TOLLBRIDGE_URL": None, "TOLLBRIDGE_API_KEY": KEY, "TOLLBRIDGE_DATA_DIR": "."}
+    )
+    assert found.exit_code == 0, found.output
