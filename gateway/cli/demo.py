@@ -101,6 +101,7 @@ def command() -> None:
         raise Failed(
             f"{wrong} of {len(checks)} claims did not hold", hint=f"The gateway's log: {PLACE / 'gateway.log'}"
         )
+    out.print(f"\nAll {len(checks)} hold. Next: `tollbridge serve` with a provider's key in the environment.")
 
 
 class Check(msgspec.Struct, frozen=True):

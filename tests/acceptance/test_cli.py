@@ -92,7 +92,7 @@ def test_a_file_is_submitted_watched_and_its_results_and_cost_are_shown(tollbrid
         2: "failed",
         3: "succeeded",
     }
-    cost = sum(Decimal(line["cost_usd"] or 0) for line in results.values())
+    cost = sum((Decimal(line["cost_usd"] or 0) for line in results.values()), Decimal(0))
 
     listed = json.loads(tollbridge("jobs", "list", "--session", "s1", "--json").stdout)
     assert [job["custom_id"] for job in listed] == ["a", "c"]
