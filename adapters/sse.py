@@ -11,22 +11,19 @@ One rule departs from the standard: an event that the end of the body cut off be
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeAlias
 
 #: Room for an image or sound inside one event; far above any text.
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
-_COLON = 0x3A
 _CR = 0x0D
 _LF = 0x0A
 
 
-class ServerSentEvent(NamedTuple):
-    #: Empty where the stream named none.
-    event: str
-    #: The data lines, joined by LF.
-    data: bytes
+#: An event's name, empty where the stream gave none, and its data lines joined by LF. A plain tuple: one is made for
+#: every token of every stream.
+ServerSentEvent: TypeAlias = tuple[str, bytes]
 
 
 class EventTooLarge(Exception):
@@ -112,37 +109,29 @@ class EventDecoder:
 
     def _lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
         events: list[ServerSentEvent] = []
+        data = self._data
         for line in lines:
             if not line:
-                if self._data is not None:
-                    events.append(self._dispatch())
+                if data is not None:
+                    if self._more:
+                        data = b"\n".join((data, *self._more))
+                        self._more.clear()
+                    events.append((self._event.decode(errors="replace") if self._event else "", data))
+                    data = None
+                    self._data_bytes = 0
                 self._event = b""
-            elif line.startswith(b"data:"):
-                self._add(line[6:] if line[5:6] == b" " else line[5:])
-            elif line[0] == _COLON:
-                continue
-            else:
-                name, _, value = line.partition(b":")
-                if name == b"event":
-                    self._event = value.removeprefix(b" ")
-                elif name == b"data":
-                    self._add(b"")
+            elif line.startswith(b"data:") or line == b"data":
+                value = line[6:] if line[5:6] == b" " else line[5:]
+                self._data_bytes += len(value) + 1
+                if self._data_bytes > self._limit:
+                    raise EventTooLarge(self._limit)
+                if data is None:
+                    data = value
+                else:
+                    self._more.append(value)
+            elif line.startswith(b"event:"):
+                self._event = line[7:] if line[6:7] == b" " else line[6:]
+            elif line == b"event":
+                self._event = b""
+        self._data = data
         return events
-
-    def _add(self, value: bytes) -> None:
-        self._data_bytes += len(value) + 1
-        if self._data_bytes > self._limit:
-            raise EventTooLarge(self._limit)
-        if self._data is None:
-            self._data = value
-        else:
-            self._more.append(value)
-
-    def _dispatch(self) -> ServerSentEvent:
-        data = self._data or b""
-        if self._more:
-            data = b"\n".join((data, *self._more))
-            self._more.clear()
-        self._data = None
-        self._data_bytes = 0
-        return ServerSentEvent(self._event.decode(errors="replace") if self._event else "", data)

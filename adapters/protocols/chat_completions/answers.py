@@ -13,7 +13,15 @@ from adapters.chat import ChatResponse, Choice, Reasoning, StopReason, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
 from adapters.protocols.chat_completions import failures
-from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut, UsageOut
+from adapters.protocols.chat_completions.schema import (
+    ABSENT,
+    AnswerOut,
+    ChoiceOut,
+    Content,
+    LooseAnswer,
+    ToolCallOut,
+    UsageOut,
+)
 from metering.usage import NOTHING, Usage
 
 NAME = "chat_completions"
@@ -44,13 +52,8 @@ _FINISH: dict[StopReason, str] = {
 _MOST_USD = Decimal(1_000_000)
 _COST_CHARACTERS = 40
 
-_usage = msgspec.json.Decoder(UsageOut)
 _answer = msgspec.json.Decoder(AnswerOut)
-
-
-def is_absent(raw: msgspec.Raw) -> bool:
-    """Not there, or null."""
-    return bytes(raw) in {b"", b"null"}
+_loose_answer = msgspec.json.Decoder(LooseAnswer)
 
 
 def stop_reason(native: str, *, refused: bool, called: bool) -> StopReason:
@@ -64,13 +67,27 @@ def stop_reason(native: str, *, refused: bool, called: bool) -> StopReason:
     return reason
 
 
-def read_usage(raw: msgspec.Raw) -> tuple[Usage, str | None]:
-    """Usage, and the cost in USD where the provider tells it there. A figure that is no count is no figure."""
-    if is_absent(raw):
-        return NOTHING, None
+def decode_answer(data: bytes) -> AnswerOut:
+    """
+    An answer or a chunk. Figures that are no figures cost only themselves, not the answer. Raises `Broken` (code
+    "malformed").
+    """
     try:
-        wire = _usage.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+        return _answer.decode(data)
+    except msgspec.ValidationError:
+        pass
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Broken("what came is not JSON", code="malformed") from error
+    try:
+        loose = _loose_answer.decode(data)
+    except msgspec.DecodeError as error:
+        raise Broken("what came is no chat completion", code="malformed") from error
+    return AnswerOut(id=loose.id, model=loose.model, choices=loose.choices, error=loose.error)
+
+
+def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
+    """Usage, and the cost in USD where the provider tells it there. A figure that is no count is no figure."""
+    if wire is None:
         return NOTHING, None
     prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
     total_in, total_out = _count(wire.prompt_tokens), _count(wire.completion_tokens)
@@ -89,6 +106,8 @@ def read_usage(raw: msgspec.Raw) -> tuple[Usage, str | None]:
 
 def read_cost(raw: msgspec.Raw) -> str | None:
     """A cost in USD as a plain decimal number, digit for digit as the provider wrote it; None for what is no amount."""
+    if raw is ABSENT:
+        return None
     text = bytes(raw).strip()
     if text[:1] == b"{":
         try:
@@ -157,12 +176,9 @@ def _part(value: int | None, whole: int | None) -> int | None:
 
 def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
     """Raises `Rejected` for an error in place of an answer, `Broken` for a body without its stop field."""
-    try:
-        wire = _answer.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Broken("the answer is not a chat completion", code="malformed") from error
-    if not is_absent(wire.error):
-        raise failures.from_error(msgspec.json.decode(wire.error), headers=headers)
+    wire = decode_answer(body)
+    if wire.error is not None:
+        raise failures.from_error(wire.error, headers=headers)
     if not wire.choices:
         raise Broken("the answer has no choices", code="malformed")
     usage, cost = read_usage(wire.usage)

@@ -36,7 +36,7 @@ from adapters.chat import (
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import schema
-from adapters.protocols.chat_completions.answers import NAME, is_absent
+from adapters.protocols.chat_completions.answers import NAME
 
 #: Deeper than any JSON schema in use; shallow enough for every parser on the way.
 MAX_DEPTH = 96
@@ -313,7 +313,7 @@ def _function(wire: schema.FunctionIn) -> Tool:
 
 
 def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
-    return None if is_absent(raw) else raw
+    return None if raw is schema.ABSENT or bytes(raw) == b"null" else raw
 
 
 def _tool_choice(wire: schema.RequestIn, unmapped: list[str]) -> ToolChoice | None:

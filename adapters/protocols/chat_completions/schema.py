@@ -16,6 +16,9 @@ Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
+#: What a raw field is when it was not there; to be compared by identity.
+ABSENT = msgspec.Raw()
+
 
 class _Wire(msgspec.Struct, kw_only=True, gc=False):
     """Decoded and read, never changed: from JSON no cycle can come, so the collector need not look."""
@@ -81,7 +84,7 @@ class PartIn(_Wire):
 class FunctionIn(_Wire):
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = ABSENT
     strict: bool | None = None
 
 
@@ -102,7 +105,7 @@ class ToolChoiceIn(_Wire):
 class JsonSchemaIn(_Wire):
     name: str
     description: str | None = None
-    schema: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = ABSENT
     strict: bool | None = None
 
 
@@ -163,7 +166,7 @@ class UsageOut(_Wire):
     prompt_cache_hit_tokens: int | None = None
     cached_tokens: int | None = None
     #: A number (OpenRouter) or an object with a total (Perplexity).
-    cost: msgspec.Raw = msgspec.Raw()
+    cost: msgspec.Raw = ABSENT
 
 
 class FunctionOut(_Wire):
@@ -206,17 +209,22 @@ class ChoiceOut(_Wire):
 
 
 class XGroq(_Wire):
-    usage: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
+    usage: UsageOut | None = None
+    error: Any = None
 
 
-class AnswerOut(_Wire):
-    """A whole answer, or one chunk of a stream."""
+class LooseAnswer(_Wire):
+    """A whole answer, or one chunk of a stream, with nothing read that a good answer can do without."""
 
     id: str | None = None
     model: str | None = None
     choices: tuple[ChoiceOut, ...] | None = None
-    usage: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
+    error: Any = None
+
+
+class AnswerOut(LooseAnswer):
+    """The same with its figures."""
+
+    usage: UsageOut | None = None
     x_groq: XGroq | None = None
-    cost: msgspec.Raw = msgspec.Raw()
+    cost: msgspec.Raw = ABSENT

@@ -30,15 +30,13 @@ from adapters.classify import request_id
 from adapters.contract import Batch, Endpoint
 from adapters.errors import Broken, ProviderError
 from adapters.protocols.chat_completions import answers, failures
-from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
+from adapters.protocols.chat_completions.schema import ABSENT, AnswerOut, ChoiceOut, Content, ToolCallOut
 from adapters.sse import EventDecoder, EventTooLarge, ServerSentEvent
 from metering.usage import NOTHING
 
 _SENTINEL = b"[DONE]"
 _WHITE = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
-
-_chunk = msgspec.json.Decoder(AnswerOut)
 
 
 class _Call:
@@ -163,29 +161,31 @@ class ChatStream:
 
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for event, data in received:
+            self._take_one(event, data, events)
             if self._failure is not None:
                 return
-            self._take_one(event, data, events)
 
     def _take_one(self, event: str, data: bytes, events: list[Event]) -> None:
-        if data == _SENTINEL or data.strip() == _SENTINEL:
-            self._payloads += 1
-            if not self._finished:
-                self._end(events)
-            return
-        if not data or (event not in {"", "message", "error"} and data[:1] != b"{"):
-            return  # a keep-alive, or an event of a name we do not know that is no chunk
+        if data[:1] != b"{":
+            if data.strip() == _SENTINEL:
+                self._payloads += 1
+                if not self._finished:
+                    self._end(events)
+                return
+            if not data or event not in {"", "message", "error"}:
+                return  # a keep-alive, or an event of a name we do not know that is no chunk
         self._payloads += 1
         try:
-            chunk = _chunk.decode(data)
-        except (msgspec.DecodeError, RecursionError) as error:
+            chunk = answers.decode_answer(data)
+        except Broken as error:
             if not self._finished:
-                self._fail(Broken("a chunk of the stream is not one of chat completions", code="malformed"), error)
+                self._fail(error)
             return
-        self._take_usage(chunk, events)
+        if chunk.usage is not None or chunk.x_groq is not None or chunk.cost is not ABSENT:
+            self._take_usage(chunk, events)
         if self._finished:
             return
-        if event == "error" or not answers.is_absent(chunk.error) or chunk.x_groq is not None:
+        if chunk.error is not None or chunk.x_groq is not None or event == "error":
             failed = self._error_in(event, data, chunk)
             if failed is not None:
                 self._fail(failures.from_error(failed, headers=self._headers))
@@ -199,23 +199,21 @@ class ChatStream:
 
     @staticmethod
     def _error_in(event: str, data: bytes, chunk: AnswerOut) -> object:
-        if not answers.is_absent(chunk.error):
-            return msgspec.json.decode(chunk.error)
-        if chunk.x_groq is not None and not answers.is_absent(chunk.x_groq.error):
-            return msgspec.json.decode(chunk.x_groq.error)
+        if chunk.error is not None:
+            return chunk.error
+        if chunk.x_groq is not None and chunk.x_groq.error is not None:
+            return chunk.x_groq.error
         # `event: error` whose data is the error itself.
         return msgspec.json.decode(data) if event == "error" else None
 
     def _take_usage(self, chunk: AnswerOut, events: list[Event]) -> None:
-        usage, cost, known, told = self._usage, self._cost, self._usage, self._cost
-        for raw in (chunk.x_groq.usage if chunk.x_groq else None, chunk.usage):
-            if raw is not None and not answers.is_absent(raw):
-                reported, reported_cost = answers.read_usage(raw)
-                usage = usage.merge(reported)
-                cost = _later_cost(cost, reported_cost)
-        if not answers.is_absent(chunk.cost):
-            cost = _later_cost(cost, answers.read_cost(chunk.cost))
-        if usage != known or cost != told:
+        usage, cost = self._usage, self._cost
+        for wire in (chunk.x_groq.usage if chunk.x_groq else None, chunk.usage):
+            reported, reported_cost = answers.read_usage(wire)
+            usage = usage.merge(reported)
+            cost = _later_cost(cost, reported_cost)
+        cost = _later_cost(cost, answers.read_cost(chunk.cost))
+        if usage != self._usage or cost != self._cost:
             self._usage, self._cost = usage, cost
             events.append(UsageReport(usage=usage, reported_cost_usd=cost))
 
@@ -237,9 +235,16 @@ class ChatStream:
         choice.finish = wire.finish_reason
 
     def _take_content(self, index: int, choice: _Choice, content: Content, events: list[Event]) -> None:
-        for text, is_reasoning in answers.texts(content):
-            choice.said = True
-            events.append(ReasoningDelta(text, index) if is_reasoning else TextDelta(text, index))
+        text = content.content
+        if type(text) is str and not (content.reasoning or content.reasoning_content or content.reasoning_details):
+            # What nearly every chunk is.
+            if text:
+                choice.said = True
+                events.append(TextDelta(text, index))
+        else:
+            for piece, is_reasoning in answers.texts(content):
+                choice.said = True
+                events.append(ReasoningDelta(piece, index) if is_reasoning else TextDelta(piece, index))
         if content.reasoning_details:
             signed = answers.signature(content)
             if signed is not None and signed != choice.signature:

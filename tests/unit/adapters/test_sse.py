@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.sse import EventDecoder, EventTooLarge, ServerSentEvent
+from adapters.sse import EventDecoder, EventTooLarge
 
 
 def decoded(*pieces: bytes, limit: int = 1000) -> list[tuple[str, bytes]]:
     decoder = EventDecoder(max_event_bytes=limit)
-    return [tuple(event) for piece in pieces for event in decoder.feed(piece)]
+    return [event for piece in pieces for event in decoder.feed(piece)]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["LF", "CRLF", "CR"])
@@ -50,7 +50,7 @@ def test_other_fields_and_comments_are_passed_over():
 def test_close_gives_the_event_whose_blank_line_is_missing():
     decoder = EventDecoder()
     assert decoder.feed(b"event: e\ndata: 1\ndata: 2") == []
-    assert decoder.close() == [ServerSentEvent("e", b"1\n2")]
+    assert decoder.close() == [("e", b"1\n2")]
     assert decoder.close() == []
 
 
