@@ -14,7 +14,7 @@ import re
 import tomllib
 import urllib.parse
 import zoneinfo
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -207,11 +207,8 @@ def load(path: Path | None = None, environ: Mapping[str, str] = os.environ) -> S
     else:
         raw = _read(file)
         _fill_in(raw, shipped)
-    try:
-        parsed = _File.model_validate(raw)
-    except pydantic.ValidationError as error:
-        raise ConfigFaults([_fault(label, found) for found in error.errors()]) from None
-    return _Resolved(label, file, parsed, environ).settings()
+    parsed, faults = _parse(label, raw)
+    return _Resolved(label, file, parsed, environ, faults).settings()
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -243,6 +240,30 @@ def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
                 providers[provider_id] = {**shipped[provider_id], **given}
 
 
+def _parse(label: str, raw: dict[str, Any]) -> tuple[_File, list[Fault]]:
+    """The file as far as it can be read: what is wrong is told and left out, so that the rest is looked at, too."""
+    faults: list[Fault] = []
+    while True:
+        try:
+            return _File.model_validate(raw), faults
+        except pydantic.ValidationError as error:
+            for found in error.errors():
+                fault = _fault(label, found)
+                if fault not in faults:
+                    faults.append(fault)
+                _leave_out(raw, found["loc"])
+
+
+def _leave_out(raw: dict[str, Any], location: Sequence[Any]) -> None:
+    """Removes the deepest entry on the way to a fault that is there: the wrong value, or what lacks one."""
+    node: Any = raw
+    holder, last = raw, location[0]
+    for key in location:
+        if isinstance(node, dict) and key in node:
+            holder, last, node = node, key, node[key]
+    holder.pop(last, None)
+
+
 def _fault(file: str, found: Any) -> Fault:
     path = ".".join(str(part) for part in found["loc"] if part not in ("[key]", "_Target", "function-after"))
     if found["type"] == "extra_forbidden":
@@ -256,12 +277,14 @@ S = TypeVar("S")
 class _Resolved:
     """A parsed file on its way to settings, collecting what is wrong between its parts."""
 
-    def __init__(self, label: str, file: Path | None, parsed: _File, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, label: str, file: Path | None, parsed: _File, environ: Mapping[str, str], faults: list[Fault]
+    ) -> None:
         self._label = label
         self._file = file
         self._parsed = parsed
         self._environ = environ
-        self._faults: list[Fault] = []
+        self._faults = faults
 
     def settings(self) -> Settings:
         parsed, environ = self._parsed, self._environ

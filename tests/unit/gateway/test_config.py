@@ -1,0 +1,198 @@
+"""The configuration: what is taken, what is refused, and that every fault is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway import config
+from gateway.config import ConfigFaults, Fault, Listen, normalised_endpoint
+
+GOOD = """
+[providers.openai]
+protocol = "chat_completions"
+base_url = "https://api.openai.com/v1"
+credentials = ["OPENAI_API_KEY"]
+
+[providers.openrouter]
+protocol = "chat_completions"
+base_url = "https://openrouter.ai/api/v1"
+credentials = ["OPENROUTER_API_KEY"]
+
+[models."gpt-4o"]
+providers = ["openai"]
+fallback = [{ provider = "openrouter", model = "openai/gpt-4o" }]
+price = { input = "2.50", output = "10.00" }
+
+[groups."https://api.openai.com"]
+concurrency = 8
+queue = 100
+"""
+
+
+def load(tmp_path: Path, text: str, **environ: str) -> config.Settings:
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(text)
+    return config.load(file, environ)
+
+
+def faults(tmp_path: Path, text: str, **environ: str) -> list[tuple[str, str]]:
+    with pytest.raises(ConfigFaults) as refused:
+        load(tmp_path, text, **environ)
+    assert all(fault.file.endswith("tollbridge.toml") for fault in refused.value.faults)
+    return [(fault.path, fault.reason) for fault in refused.value.faults]
+
+
+def test_the_everyday_shape_is_taken(tmp_path):
+    settings = load(tmp_path, GOOD, OPENAI_API_KEY="sk-1")
+    targets = settings.models["gpt-4o"].targets
+    assert [(target.provider, target.model) for target in targets] == [
+        ("openai", "gpt-4o"),
+        ("openrouter", "openai/gpt-4o"),
+    ]
+    group = settings.admission.groups["https://api.openai.com:443"]
+    assert (group.concurrency, group.queue) == (8, 100)
+    other = settings.admission.groups["https://openrouter.ai:443"]
+    assert (other.concurrency, other.queue) == (3, 32)
+    openai = settings.providers["openai"]
+    assert openai.ready
+    assert openai.endpoint is not None
+    assert openai.endpoint.headers == {"authorization": "Bearer sk-1"}
+    assert settings.providers["openrouter"].missing == ("OPENROUTER_API_KEY",)
+    assert settings.providers["openrouter"].endpoint is None
+    assert (settings.rest, settings.grpc) == (Listen("127.0.0.1", 8080), Listen("127.0.0.1", 50051))
+
+
+def test_a_shipped_profile_fills_in_what_the_file_does_not_say(tmp_path):
+    settings = load(
+        tmp_path, '[providers.openai]\nfirst_byte_s = 77\n[models.m]\nproviders = ["openai"]', OPENAI_API_KEY="k"
+    )
+    endpoint = settings.providers["openai"].endpoint
+    assert endpoint is not None
+    assert endpoint.base_url == "https://api.openai.com/v1"
+    assert endpoint.clocks.first_byte_s == 77
+    assert set(settings.providers) == {"openai"}
+
+
+def test_without_a_file_every_shipped_provider_is_there_and_its_models_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = config.load(None, {"OPENAI_API_KEY": "k"})
+    assert settings.file is None
+    assert settings.providers["openai"].ready
+    assert not settings.providers["groq"].ready
+    # A model that several list goes to a ready one first.
+    assert settings.models["gpt-4o"].targets[0].provider == "openai"
+
+
+def test_the_environment_wins_over_the_file(tmp_path):
+    text = GOOD + '\n[gateway]\nrest_listen = "127.0.0.1:1"\ndatabase_url = "postgresql://file"\ndata_dir = "/file"\n'
+    settings = load(
+        tmp_path,
+        text,
+        TOLLBRIDGE_REST_LISTEN="[::1]:0",
+        TOLLBRIDGE_DATABASE_URL="postgresql://environment",
+        TOLLBRIDGE_DATA_DIR="/environment",
+    )
+    assert settings.rest == Listen("::1", 0)
+    assert settings.database_url == "postgresql://environment"
+    assert settings.data_dir == Path("/environment")
+
+
+def test_the_file_may_be_named_by_the_environment(tmp_path):
+    file = tmp_path / "other.toml"
+    file.write_text(GOOD)
+    assert config.load(None, {"TOLLBRIDGE_CONFIG": str(file)}).file == file
+
+
+def test_variables_and_required_variables(tmp_path):
+    text = """
+    [providers.azure]
+    protocol = "chat_completions"
+    base_url = "https://{RESOURCE}.example.com/v1"
+    credentials = ["A_KEY", "B_KEY"]
+    requires = ["ACCOUNT_ID"]
+    auth_header = "api-key"
+    [models.m]
+    providers = ["azure"]
+    """
+    without = load(tmp_path, text).providers["azure"]
+    assert without.missing == ("ACCOUNT_ID", "RESOURCE", "A_KEY or B_KEY")
+    ready = load(tmp_path, text, RESOURCE="r", B_KEY="secret", ACCOUNT_ID="a").providers["azure"]
+    assert ready.endpoint is not None
+    assert ready.endpoint.base_url == "https://r.example.com/v1"
+    assert ready.endpoint.headers == {"api-key": "secret"}
+    assert ready.group == "https://r.example.com:443"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("[providers.p]\nprotocol='chat_completions'\nbase_url='http://h'\nbaseurl='x'", "providers.p.baseurl"),
+        ("[unknown]", "unknown"),
+        ("[providers.p]\nprotocol='chat_completions'", "providers.p.base_url"),
+        ("[providers.p]\nprotocol='smoke_signals'\nbase_url='http://h'", "providers.p.protocol"),
+        ("[providers.p]\nprotocol='chat_completions'\nbase_url='ftp://h'", "providers.p.base_url"),
+        ("[models.m]\nproviders=[]", "models.m.providers"),
+        ("[models.m]\nproviders=['nobody']", "models.m.providers.0"),
+        ("[models.m]\nprice={input='1',output='1'}", "models.m.providers"),
+        (GOOD.replace('"2.50"', '"-2.50"'), "models.gpt-4o.price"),
+        (GOOD.replace('"2.50"', "2.50"), "models.gpt-4o.price"),
+        (GOOD.replace("concurrency = 8", "concurrency = -1"), "groups.https://api.openai.com.concurrency"),
+        (GOOD.replace("concurrency = 8", 'concurrency = "8"'), "groups.https://api.openai.com.concurrency"),
+        (GOOD + "[groups.'https://nobody.example']\nqueue=1", "groups.https://nobody.example"),
+        (GOOD + "[admission]\nlease_s=0", "admission.lease_s"),
+        (GOOD + "[admission]\nzone='Mars/Olympus'", "admission.zone"),
+        (GOOD + "[jobs]\nconcurency=3", "jobs"),
+        (GOOD + "[gateway]\nrest_listen='8080'", "gateway"),
+    ],
+    ids=(f"fault {n}" for n in range(17)),
+)
+def test_a_fault_is_told_with_its_path(tmp_path, text, path):
+    assert path in [found for found, _ in faults(tmp_path, text)]
+
+
+def test_several_faults_are_told_together(tmp_path):
+    text = "[providers.p]\nprotocol='x'\n[models.m]\nproviders=['q']\nfallback=['q']\n[groups.'not a url']\nqueue=1"
+    found = [path for path, _ in faults(tmp_path, text, TOLLBRIDGE_GRPC_LISTEN="nowhere")]
+    assert {"providers.p.protocol", "providers.p.base_url", "models.m.providers.0", "TOLLBRIDGE_GRPC_LISTEN"} <= set(
+        found
+    )
+
+
+def test_a_model_given_twice_is_refused_by_toml_itself(tmp_path):
+    [(path, reason)] = faults(tmp_path, GOOD + '\n[models."gpt-4o"]\nproviders = ["openai"]\n')
+    assert path == ""
+    assert "TOML" in reason
+
+
+def test_a_file_that_is_not_there_is_a_fault(tmp_path):
+    with pytest.raises(ConfigFaults) as refused:
+        config.load(tmp_path / "absent.toml", {})
+    assert refused.value.faults == [Fault(str(tmp_path / "absent.toml"), "", "there is no such file")]
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("https://API.OpenAI.com/v1", "https://api.openai.com:443"),
+        ("http://h/v1/", "http://h:80"),
+        ("http://h:8000", "http://h:8000"),
+        ("http://[::1]:9/x", "http://[::1]:9"),
+    ],
+    ids=["https", "http", "port", "ipv6"],
+)
+def test_endpoints_are_normalised(url, endpoint):
+    assert normalised_endpoint(url) == endpoint
+
+
+@pytest.mark.parametrize("url", ["h", "ftp://h", "https://user:pw@h", "https://h?x=1", "https://", "http://h:99999"])
+def test_what_is_no_endpoint_is_refused(url):
+    with pytest.raises(ValueError, match=r"."):
+        normalised_endpoint(url)
+
+
+def test_no_fault_repeats_a_credential(tmp_path):
+    text = GOOD.replace('"OPENAI_API_KEY"', '"K"')
+    for _, reason in faults(tmp_path, text, K="sk-secret\nx"):
+        assert "secret" not in reason
