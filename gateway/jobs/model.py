@@ -203,6 +203,9 @@ NOT_NOW = frozenset(
     }
 )
 
+#: The HTTP statuses from here on do not blame the request.
+_SERVER_FAULT = 500
+
 #: Classes of failed attempts that may pass.
 _PASSING = frozenset({"transient", "network"})
 
@@ -211,10 +214,11 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
     """
     What a run that ended in an error means for its job.
 
-    `sent`: an attempt was announced under this claim. Where the error then does not say how it ended, nobody knows.
+    `sent`: an attempt was announced under this claim. Where an error of ours does not say how it ended, nobody knows.
     """
     outcome = error.outcome if isinstance(error, AttemptedError) else None
-    unknown = _is_uncertain(outcome) if outcome is not None else sent
+    # What is wrong with the request or its key is found with nothing in flight.
+    unknown = _is_uncertain(outcome) if outcome is not None else sent and error.status.http >= _SERVER_FAULT
     if outcome is not None:
         sent = any(attempt.status != "not_dispatched" for attempt in outcome.attempts)
     if unknown and error.code is not Code.CANCELLED and not may_resend(job.options):

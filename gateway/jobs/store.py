@@ -125,10 +125,11 @@ class _Kept:
 
     async def fetch(self, statement: str, *arguments: Any) -> Sequence[asyncpg.Record]:
         async with self._turn:
-            if self._connection is None:
-                self._connection = await self._pool.acquire()
+            connection = self._connection
+            if connection is None or _is_lost(connection):
+                self._connection = connection = await self._pool.acquire()
             try:
-                return await self._connection.fetch(statement, *arguments)
+                return await connection.fetch(statement, *arguments)
             except BaseException:
                 # Whatever state it is in, the next statement is not to find out.
                 await self._release()
@@ -142,6 +143,14 @@ class _Kept:
         connection, self._connection = self._connection, None
         if connection is not None:
             await self._pool.release(connection, timeout=CONNECT_TIMEOUT_S)
+
+
+def _is_lost(connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record]) -> bool:
+    try:
+        return connection.is_closed()
+    except asyncpg.InterfaceError:
+        # The pool has taken it back, as it does when the server has cut it.
+        return True
 
 
 class JobStore:

@@ -190,6 +190,7 @@ async def world_on(url: str, settings: JobsSettings = FAST) -> AsyncIterator[Wor
             yield world
         finally:
             await world.watch.close()
+            await world.store.let_go()
 
 
 @asynccontextmanager

@@ -16,7 +16,10 @@ from gateway.errors import (
     Code,
     GatewayError,
     Internal,
+    InvalidRequest,
+    NoRoute,
     StreamBroken,
+    Unauthenticated,
     UpstreamRejected,
 )
 from gateway.jobs import model
@@ -163,6 +166,13 @@ def test_the_providers_refusal_ends_the_job_with_its_code_and_field() -> None:
     error = UpstreamRejected("bad", outcome=outcome(attempt(error_class="fatal")), param="body.tools")
     decision = model.after_error(error, claimed(), sent=True, settings=SETTINGS)
     assert decision == End(status=Status.FAILED, code="upstream_rejected", message="bad", param="body.tools")
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no tools there", param="tools"), Unauthenticated(), NoRoute("none")])
+def test_a_fault_of_the_request_that_is_found_after_an_intent_is_not_uncertain(error: GatewayError) -> None:
+    decision = model.after_error(error, claimed(), sent=True, settings=SETTINGS)
+    assert isinstance(decision, End)
+    assert decision.code == error.code.value
 
 
 def test_a_deadline_before_anything_was_sent_expires_the_job() -> None:
