@@ -190,6 +190,8 @@ class Upstream:
 
 
 class _ClockRanOut(Exception):
+    """One of ours did; `code` says which."""
+
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.code = code
@@ -220,25 +222,51 @@ class _Clock:
         self._left = budget_s
         self._code = code
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Raises `_ClockRanOut` with the code of the clock that did, also before anything was awaited."""
-        start = self._loop.time()
-        until, code = self._deadline, "deadline"
-        if self._left is not None and start + self._left < until:
-            until, code = start + self._left, self._code
-        if start >= until:
-            raise _ClockRanOut(code)
+    def running(self) -> _Running:
+        """Raises `_ClockRanOut` with the code of the clock that did, also before anything is awaited."""
+        return _Running(self)
+
+    @property
+    def until(self) -> tuple[float, str]:
+        """When the first of the clocks runs out, if it runs from now on, and which it is."""
+        if self._left is not None:
+            end = self._loop.time() + self._left
+            if end < self._deadline:
+                return end, self._code
+        return self._deadline, "deadline"
+
+    def spend(self, seconds: float) -> None:
+        if self._left is not None:
+            self._left -= seconds
+
+    def now(self) -> float:
+        return self._loop.time()
+
+
+class _Running:
+    """One wait for the provider, on the clock. A class, since there is one for nearly every read."""
+
+    __slots__ = ("_clock", "_code", "_start", "_timeout", "_until")
+
+    def __init__(self, clock: _Clock) -> None:
+        self._clock = clock
+
+    async def __aenter__(self) -> None:
+        self._start = self._clock.now()
+        self._until, self._code = self._clock.until
+        if self._start >= self._until:
+            raise _ClockRanOut(self._code)
+        self._timeout = asyncio.timeout_at(self._until)
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._clock.spend(self._clock.now() - self._start)
         try:
-            async with asyncio.timeout_at(until):
-                yield
-        except TimeoutError as error:
-            if self._loop.time() >= until:
-                raise _ClockRanOut(code) from error
-            raise
-        finally:
-            if self._left is not None:
-                self._left -= self._loop.time() - start
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as out:
+            raise _ClockRanOut(self._code) from out
 
 
 class _Body:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -22,7 +24,7 @@ ROUNDS = 9
 
 
 def stream() -> bytes:
-    chunks = [
+    chunks: list[dict[str, Any]] = [
         {
             "id": "chatcmpl-BG7OTM3ub2HDuZ1PCj137Me5EGRPt",
             "object": "chat.completion.chunk",
@@ -72,9 +74,9 @@ def main() -> None:
     print(f"{EVENTS} events, {len(body)} bytes")  # noqa: T201
     for name, size in (("one event a read", len(body) // EVENTS), ("16 KiB reads", 16384), ("64 KiB reads", 65536)):
         pieces = [body[start : start + size] for start in range(0, len(body), size)]
-        mine = rate(lambda pieces=pieces: ours(pieces))
+        mine = rate(partial(ours, pieces))
         for label, decode in (("json", json.loads), ("msgspec", msgspec.json.decode)):
-            bare = rate(lambda pieces=pieces, decode=decode: floor(pieces, decode))
+            bare = rate(partial(floor, pieces, decode))
             print(f"{name:18} ours {mine:9,.0f}/s  bare split + {label:8} {bare:9,.0f}/s  ratio {mine / bare:.2f}")  # noqa: T201
 
 

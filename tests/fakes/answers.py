@@ -89,7 +89,12 @@ def told(usage: Usage) -> dict[str, int]:
 
 
 def told_error(error: ProviderError) -> dict[str, Any]:
-    told = {"kind": type(error).__name__, "code": error.code, "class": str(error.error_class), "status": error.status}
+    told: dict[str, Any] = {
+        "kind": type(error).__name__,
+        "code": error.code,
+        "class": str(error.error_class),
+        "status": error.status,
+    }
     if isinstance(error, Rejected):
         told |= {
             "retry_after_s": error.retry_after_s,

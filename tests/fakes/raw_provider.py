@@ -88,8 +88,8 @@ async def raw_provider(handler: Handler, *, tls: ssl.SSLContext | None = None) -
                 exchange = Exchange(reader, writer, head, await reader.readexactly(int(length[1]) if length else 0))
                 provider.requests.append(exchange)
                 await handler(exchange)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the other side left, or the test is over
         finally:
             writer.close()
             tasks.discard(task)

@@ -1,0 +1,779 @@
+"""The client against real sockets, in every way a provider can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import zlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from adapters.chat import ChatRequest, Event, Finished, Message, Role, Text, TextDelta, UsageReport
+from adapters.client import Upstream
+from adapters.contract import Clocks, Endpoint, UpstreamCall
+from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
+from tests.fakes.raw_provider import Exchange, head, raw_provider
+
+ANSWER = json.dumps(
+    {
+        "id": "chatcmpl-1",
+        "model": "m-1",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+    }
+).encode()
+
+
+def content(text: str) -> bytes:
+    return f'data: {{"id":"x","choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}\n\n'.encode()
+
+
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def call(port: int, *, deadline_s: float = 10.0, clocks: Clocks | None = None, **endpoint: object) -> UpstreamCall:
+    url = str(endpoint.pop("base_url", f"http://127.0.0.1:{port}/v1"))
+    return UpstreamCall(
+        endpoint=Endpoint(
+            provider="p",
+            protocol="chat_completions",
+            base_url=url,
+            headers={"authorization": "Bearer key"},
+            clocks=clocks or Clocks(first_byte_s=10, gap_s=10),
+            **endpoint,  # type: ignore[arg-type]
+        ),
+        model="m",
+        request=ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),)),
+        deadline=asyncio.get_running_loop().time() + deadline_s,
+    )
+
+
+@pytest.fixture
+async def upstream() -> AsyncIterator[Upstream]:
+    async with Upstream() as opened:
+        yield opened
+
+
+async def streamed(upstream: Upstream, of: UpstreamCall) -> list[Event]:
+    async with upstream.stream(of) as batches:
+        return [event async for batch in batches for event in batch]
+
+
+async def failed(upstream: Upstream, of: UpstreamCall) -> tuple[list[Event], ProviderError]:
+    events: list[Event] = []
+
+    async def run() -> None:
+        async with upstream.stream(of) as batches:
+            async for batch in batches:
+                events.extend(batch)
+
+    with pytest.raises(ProviderError) as caught:
+        await run()
+    return events, caught.value
+
+
+async def turns(count: int = 20) -> None:
+    """Lets the loop go round, for what is on its way over the loopback to arrive."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+# ----------------------------------------------------------------- the good
+
+
+async def test_a_whole_answer_is_parsed_and_the_request_is_what_the_provider_expects(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER, headers={"set-cookie": "a=b"})
+
+    async with raw_provider(answer) as provider:
+        response = await upstream.complete(call(provider.port))
+        await upstream.complete(call(provider.port))
+    assert response.choices[0].text == "hello"
+    lines = provider.requests[0].head.decode().lower().split("\r\n")
+    assert lines[0] == "post /v1/chat/completions http/1.1"
+    assert "authorization: bearer key" in lines
+    assert "content-type: application/json" in lines
+    assert any(line.startswith("user-agent: tollbridge/") for line in lines)
+    assert not any(line.startswith("cookie") for line in provider.requests[1].head.decode().lower().split("\r\n"))
+    assert json.loads(provider.requests[0].body) == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    assert provider.connections == 1
+
+
+async def test_a_stream_is_given_as_it_comes_and_ends_with_finished(upstream):
+    arrived = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a"))
+        await arrived.wait()
+        await exchange.chunk(content("b") + FINISH + DONE)
+        await exchange.end()
+
+    async with raw_provider(answer) as provider:
+        async with upstream.stream(call(provider.port)) as batches:
+            assert list(await anext(batches)) == [TextDelta("a")]
+            arrived.set()
+            rest = [event async for batch in batches for event in batch]
+        assert rest[0] == TextDelta("b")
+        assert isinstance(rest[-1], Finished)
+        await streamed(upstream, call(provider.port))
+        assert provider.connections == 1, "a stream that ended lets its connection be used again"
+
+
+async def test_a_stream_that_comes_byte_by_byte_gives_the_same(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        for byte in content("Grüße") + FINISH + DONE:
+            await exchange.chunk(bytes([byte]))
+        await exchange.end()
+
+    async with raw_provider(answer) as provider:
+        events = await streamed(upstream, call(provider.port))
+    assert [type(event) for event in events] == [TextDelta, Finished]
+    assert events[0] == TextDelta("Grüße")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "application/octet-stream"])
+async def test_a_provider_that_does_not_heed_stream_is_read_all_the_same(upstream, kind):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b"\n\n" + ANSWER, headers={"content-type": kind})
+
+    async with raw_provider(answer) as provider:
+        events = await streamed(upstream, call(provider.port))
+    assert [type(event) for event in events] == [TextDelta, UsageReport, Finished]
+
+
+async def test_a_cost_behind_the_sentinel_comes_before_finished_and_content_does_not_wait_for_it(upstream):
+    got = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + FINISH + DONE)
+        await got.wait()
+        await exchange.chunk(b'data: {"choices":[],"cost":"0.5"}\n\n')
+        await exchange.end()
+
+    async with raw_provider(answer) as provider, upstream.stream(call(provider.port)) as batches:
+        assert list(await anext(batches)) == [TextDelta("a")]
+        got.set()
+        last = list(await anext(batches))
+        assert [type(event) for event in last] == [UsageReport, Finished]
+        with pytest.raises(StopAsyncIteration):
+            await anext(batches)
+
+
+async def test_a_provider_that_keeps_the_body_open_behind_the_sentinel_delays_the_end_only_briefly(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + FINISH + DONE)
+        await exchange.closed()
+
+    async with raw_provider(answer) as provider:
+        start = asyncio.get_running_loop().time()
+        events = await streamed(upstream, call(provider.port))
+        assert asyncio.get_running_loop().time() - start < 2
+    assert isinstance(events[-1], Finished)
+
+
+async def test_a_provider_that_goes_on_and_on_behind_the_sentinel_is_cut_off(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + FINISH + DONE)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await exchange.chunk(b": more\n" * 1000)
+
+    async with raw_provider(answer) as provider:
+        assert isinstance((await streamed(upstream, call(provider.port)))[-1], Finished)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+async def test_a_compressed_answer_is_read(upstream, coding):
+    packed = gzip.compress(ANSWER) if coding == "gzip" else zlib.compress(ANSWER)
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(packed, headers={"content-encoding": coding})
+
+    async with raw_provider(answer) as provider:
+        assert (await upstream.complete(call(provider.port))).choices[0].text == "hello"
+
+
+# ----------------------------------------------------------------- not sent
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+async def not_sent(upstream: Upstream, of: UpstreamCall) -> set[str]:
+    codes = set()
+    with pytest.raises(NotSent) as caught:
+        await upstream.complete(of)
+    codes.add(caught.value.code)
+    _, error = await failed(upstream, of)
+    assert isinstance(error, NotSent)
+    return codes | {error.code}
+
+
+async def test_a_refused_connection_sent_nothing(upstream):
+    assert await not_sent(upstream, call(free_port())) == {"connect_refused"}
+
+
+async def test_a_name_that_does_not_resolve_sent_nothing(upstream):
+    assert await not_sent(upstream, call(0, base_url="http://nowhere.invalid/v1")) == {"dns"}
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/v1", "http://", "no url"])
+async def test_a_base_url_that_is_none_sent_nothing(upstream, url):
+    assert await not_sent(upstream, call(0, base_url=url)) == {"invalid_url"}
+
+
+async def answer_well(exchange: Exchange) -> None:
+    await exchange.answer(ANSWER)
+
+
+async def test_a_port_without_tls_sent_nothing(upstream):
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await not_sent(upstream, call(0, base_url=f"https://127.0.0.1:{port}/v1")) == {"tls"}
+
+
+@pytest.fixture
+def self_signed(tmp_path: Path) -> ssl.SSLContext:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
+    made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate}"
+    subprocess.run([openssl, *made.split(), "-days", "2", "-subj", "/CN=elsewhere"], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+async def test_a_certificate_that_does_not_hold_sent_nothing(upstream, self_signed):
+    async with raw_provider(answer_well, tls=self_signed) as provider:
+        assert await not_sent(upstream, call(0, base_url=f"https://127.0.0.1:{provider.port}/v1")) == {"tls"}
+        assert provider.requests == []
+
+
+async def test_a_connection_that_does_not_come_about_in_time_sent_nothing(upstream):
+    # A listener whose backlog is full answers no handshake.
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        clocks = Clocks(connect_s=0.1, first_byte_s=10)
+        assert await not_sent(upstream, call(port, clocks=clocks)) == {"connect_timeout"}
+        assert await not_sent(upstream, call(port, deadline_s=0.1)) == {"deadline"}
+        _, error = await failed(upstream, call(port, clocks=Clocks(connect_s=10, first_byte_s=0.1)))
+        assert isinstance(error, NotSent)
+        assert error.code == "connect_timeout"
+
+
+async def test_a_deadline_that_has_passed_sends_nothing_also_on_an_open_connection(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+
+    async with raw_provider(answer) as provider:
+        await upstream.complete(call(provider.port))
+        assert await not_sent(upstream, call(provider.port, deadline_s=-1)) == {"deadline"}
+        assert len(provider.requests) == 1
+
+
+# ----------------------------------------------------------------- rejected
+
+
+async def test_a_complete_error_is_rejected_with_its_meaning(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(
+            b'{"error":{"message":"slow","code":"rate_limit_exceeded"}}',
+            status=429,
+            headers={"Retry-After": "7", "X-Request-Id": "req_1"},
+        )
+
+    async with raw_provider(answer) as provider:
+        _, error = await failed(upstream, call(provider.port))
+        with pytest.raises(Rejected):
+            await upstream.complete(call(provider.port))
+        assert provider.connections == 1, "a complete error leaves the connection good"
+    assert isinstance(error, Rejected)
+    assert (error.rate_limited, error.retry_after_s, error.provider_request_id) == (True, 7.0, "req_1")
+
+
+async def test_an_error_that_was_cut_short_is_not_complete(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b'{"error":{"message":"slow"}}', status=500, cut=10)
+
+    async with raw_provider(answer) as provider:
+        _, error = await failed(upstream, call(provider.port))
+    assert isinstance(error, Broken)
+    assert error.code == "connection_lost"
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_an_error_and_is_not_followed(upstream, status):
+    async def elsewhere(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b"", status=status, headers={"location": f"http://127.0.0.1:{other.port}/v1"})
+
+    async with raw_provider(elsewhere) as other, raw_provider(answer) as provider:
+        with pytest.raises(Rejected) as caught:
+            await upstream.complete(call(provider.port))
+        _, error = await failed(upstream, call(provider.port))
+        assert isinstance(error, Rejected)
+        assert caught.value.error_class is ErrorClass.OURS
+        assert other.connections == 0
+
+
+async def test_an_error_in_a_stream_comes_after_the_content_before_it(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + b'data: {"error":{"message":"x","code":502}}\n\n' + DONE)
+        await exchange.end()
+
+    async with raw_provider(answer) as provider:
+        events, error = await failed(upstream, call(provider.port))
+    assert events == [TextDelta("a")]
+    assert isinstance(error, Rejected)
+
+
+# ----------------------------------------------------------------- broken
+
+
+async def hang(exchange: Exchange) -> None:
+    await exchange.closed()
+
+
+async def hang_after_head(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.closed()
+
+
+async def comment_for_ever(exchange: Exchange) -> None:
+    await exchange.begin()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await exchange.chunk(b": keep-alive\n\n")
+            await asyncio.sleep(0.01)
+
+
+async def role_then_hang(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n')
+    await exchange.closed()
+
+
+async def hang_in_content(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a"))
+    await exchange.closed()
+
+
+async def comment_in_content(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a"))
+    with contextlib.suppress(ConnectionError):
+        while True:
+            await exchange.chunk(b": keep-alive\n\n")
+            await asyncio.sleep(0.01)
+
+
+async def hang_in_json(exchange: Exchange) -> None:
+    await exchange.send(head(200, {"content-type": "application/json", "content-length": "1000"}), ANSWER)
+    await exchange.closed()
+
+
+async def hang_in_error(exchange: Exchange) -> None:
+    await exchange.send(head(500, {"content-length": "1000"}), b"{")
+    await exchange.closed()
+
+
+async def die_before_head(exchange: Exchange) -> None:
+    exchange.die()
+
+
+async def reset_before_head(exchange: Exchange) -> None:
+    exchange.reset()
+
+
+async def die_in_content(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a"))
+    exchange.die()
+
+
+async def die_after_finish(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a") + FINISH)
+    exchange.die()
+
+
+async def end_without_terminal(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a"))
+    await exchange.end()
+
+
+async def end_without_sentinel(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a") + FINISH)
+    await exchange.end()
+
+
+async def no_framing(exchange: Exchange) -> None:
+    await exchange.send(head(200, {"content-type": "text/event-stream", "connection": "close"}), content("a") + FINISH)
+    exchange.die()
+
+
+async def wrong_json(exchange: Exchange) -> None:
+    await exchange.begin()
+    await exchange.chunk(content("a") + b"data: {oops\n\n")
+    await exchange.end()
+
+
+async def not_http(exchange: Exchange) -> None:
+    await exchange.send(b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
+    await exchange.closed()
+
+
+async def a_line_without_end(exchange: Exchange) -> None:
+    await exchange.begin()
+    with contextlib.suppress(ConnectionError):
+        await exchange.chunk(b"data: ")
+        while True:
+            await exchange.chunk(b"x" * 65536)
+
+
+@pytest.mark.parametrize(
+    ("handler", "code", "content_first"),
+    [
+        (hang, "first_byte_timeout", False),
+        (hang_after_head, "first_byte_timeout", False),
+        (comment_for_ever, "first_byte_timeout", False),
+        (role_then_hang, "first_byte_timeout", False),
+        (hang_in_json, "first_byte_timeout", False),
+        (hang_in_error, "first_byte_timeout", False),
+        (hang_in_content, "gap_timeout", True),
+        (comment_in_content, "gap_timeout", True),
+        (die_before_head, "connection_lost", False),
+        (reset_before_head, "connection_lost", False),
+        (die_in_content, "connection_lost", True),
+        (die_after_finish, "connection_lost", True),
+        (no_framing, "connection_lost", True),
+        (end_without_terminal, "no_terminal", True),
+        (end_without_sentinel, "no_terminal", True),
+        (wrong_json, "malformed", True),
+        (not_http, "malformed", False),
+        (a_line_without_end, "response_too_large", False),
+    ],
+)
+async def test_a_stream_that_was_sent_and_not_proven_is_broken(upstream, handler, code, content_first):
+    async with raw_provider(handler) as provider:
+        of = call(provider.port, clocks=Clocks(first_byte_s=0.3, gap_s=0.3), max_response_bytes=1024 * 1024)
+        events, error = await failed(upstream, of)
+        assert isinstance(error, Broken)
+        assert error.code == code
+        assert events == ([TextDelta("a")] if content_first else [])
+
+
+@pytest.mark.parametrize(
+    ("handler", "code"),
+    [
+        (hang, "deadline"),
+        (hang_in_json, "deadline"),
+        (hang_in_error, "deadline"),
+        (die_before_head, "connection_lost"),
+        (not_http, "malformed"),
+    ],
+)
+async def test_a_plain_call_that_was_sent_and_not_proven_is_broken(upstream, handler, code):
+    async with raw_provider(handler) as provider:
+        with pytest.raises(Broken) as caught:
+            await upstream.complete(call(provider.port, deadline_s=0.3, clocks=Clocks(first_byte_s=0.01, gap_s=0.01)))
+        assert caught.value.code == code
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(ANSWER[:-9], "malformed"), (b"{}", "malformed"), (b'{"choices":[{"message":{}}]}', "no_terminal"), (b"", "any")],
+)
+async def test_a_body_that_is_no_answer_is_broken(upstream, stream, body, code):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(body)
+
+    async with raw_provider(answer) as provider:
+        with pytest.raises(Broken) as caught:
+            await (streamed(upstream, call(provider.port)) if stream else upstream.complete(call(provider.port)))
+        assert code in {caught.value.code, "any"}
+
+
+async def test_the_deadline_ends_a_stream_that_is_well_alive(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await exchange.chunk(content("a"))
+                await asyncio.sleep(0.01)
+
+    async with raw_provider(answer) as provider:
+        events, error = await failed(upstream, call(provider.port, deadline_s=0.3))
+    assert isinstance(error, Broken)
+    assert error.code == "deadline"
+    assert events
+
+
+async def test_a_provider_without_sentinel_ends_by_its_framing_only(upstream):
+    async with raw_provider(end_without_sentinel) as provider:
+        assert isinstance((await streamed(upstream, call(provider.port, no_sentinel=True)))[-1], Finished)
+    for handler in (die_after_finish, no_framing):
+        async with raw_provider(handler) as provider:
+            _, error = await failed(upstream, call(provider.port, no_sentinel=True))
+            assert isinstance(error, Broken)
+
+
+async def test_a_terminal_that_came_before_the_connection_broke_still_counts(upstream):
+    read, dead = asyncio.Event(), asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a"))
+        await read.wait()
+        await exchange.chunk(content("b") + FINISH + DONE)
+        exchange.die()
+        dead.set()
+
+    async with raw_provider(answer) as provider, upstream.stream(call(provider.port)) as batches:
+        assert list(await anext(batches)) == [TextDelta("a")]
+        read.set()
+        # The caller reads on only when all of it has arrived and the connection is gone.
+        await dead.wait()
+        await turns()
+        events = [event async for batch in batches for event in batch]
+    assert events[0] == TextDelta("b")
+    assert isinstance(events[-1], Finished)
+
+
+# ----------------------------------------------------------- bounds and clocks
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_compressed_bomb_is_stopped_by_its_decoded_size(upstream, coding, stream):
+    bomb = b'{"x":"' + b"0" * 40_000_000
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31 if coding == "gzip" else 15)
+    packed = packer.compress(bomb) + packer.flush()
+    del bomb
+
+    async def answer(exchange: Exchange) -> None:
+        with contextlib.suppress(ConnectionError):
+            await exchange.answer(packed, headers={"content-encoding": coding})
+
+    async with raw_provider(answer) as provider:
+        of = call(provider.port, max_response_bytes=1024 * 1024)
+        with pytest.raises(Broken) as caught:
+            await (streamed(upstream, of) if stream else upstream.complete(of))
+    assert caught.value.code == "response_too_large"
+
+
+async def test_the_time_a_slow_caller_takes_runs_no_clock(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        for text in "abcd":
+            await exchange.chunk(content(text))
+        await exchange.chunk(FINISH + DONE)
+        await exchange.end()
+
+    clocks = Clocks(first_byte_s=0.2, gap_s=0.1)
+    async with raw_provider(answer) as provider, upstream.stream(call(provider.port, clocks=clocks)) as batches:
+        events: list[Event] = []
+        await asyncio.sleep(0.3)
+        async for batch in batches:
+            events += batch
+            await asyncio.sleep(0.15)
+    assert isinstance(events[-1], Finished)
+
+
+async def test_a_slow_caller_holds_the_provider_back(upstream):
+    sent = 0
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal sent
+        await exchange.begin()
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20_000):
+                await exchange.chunk(content("a" * 1000))
+                sent += 1
+
+    async with raw_provider(answer) as provider, upstream.stream(call(provider.port)) as batches:
+        await anext(batches)
+        before = -1
+        while sent != before:
+            before = sent
+            await asyncio.sleep(0.1)
+        assert sent < 20_000
+
+
+async def test_payload_without_events_restarts_the_gap_clock_and_comments_do_not(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a"))
+        for _ in range(6):
+            await asyncio.sleep(0.1)
+            await exchange.chunk(b'data: {"choices":[{"index":0,"delta":{}}]}\n\n')
+        await exchange.chunk(FINISH + DONE)
+        await exchange.end()
+
+    async with raw_provider(answer) as provider:
+        events = await streamed(upstream, call(provider.port, clocks=Clocks(first_byte_s=5, gap_s=0.4)))
+    assert isinstance(events[-1], Finished)
+
+
+# ------------------------------------------------------- connections and ends
+
+
+async def test_a_kept_connection_that_the_provider_closed_is_not_used(upstream):
+    closed = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+        exchange.die()
+        closed.set()
+
+    async with raw_provider(answer) as provider:
+        for _ in range(3):
+            closed.clear()
+            await upstream.complete(call(provider.port))
+            await closed.wait()
+            await turns()
+        assert provider.connections == 3
+
+
+async def test_a_kept_connection_that_closes_upon_the_request_is_uncertain_and_nothing_is_sent_again(upstream):
+    """aiohttp repeats a request on a stale connection for idempotent methods only. This must stay so."""
+
+    async def answer(exchange: Exchange) -> None:
+        if len(provider.requests) == 1:
+            await exchange.answer(ANSWER)
+        else:
+            exchange.die()
+
+    async with raw_provider(answer) as provider:
+        await upstream.complete(call(provider.port))
+        with pytest.raises(Broken) as caught:
+            await upstream.complete(call(provider.port))
+        assert caught.value.code == "connection_lost"
+        assert len(provider.requests) == 2
+        assert provider.connections == 1
+
+
+@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain"])
+async def test_cancelling_closes_the_socket_at_once(upstream, stage):
+    reached, closed = asyncio.Event(), asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        if stage in {"before content", "in content"}:
+            await exchange.begin()
+        if stage == "in content":
+            await exchange.chunk(content("a"))
+        reached.set()
+        await exchange.closed()
+        closed.set()
+
+    async with raw_provider(answer) as provider:
+        work = upstream.complete(call(provider.port)) if stage == "plain" else streamed(upstream, call(provider.port))
+        task = asyncio.ensure_future(work)
+        await reached.wait()
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(closed.wait(), 2)
+
+
+async def test_leaving_a_stream_early_closes_its_connection(upstream):
+    closed = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a"))
+        await exchange.closed()
+        closed.set()
+
+    async with raw_provider(answer) as provider:
+        async with upstream.stream(call(provider.port)) as batches:
+            await anext(batches)
+        await asyncio.wait_for(closed.wait(), 2)
+
+
+async def test_many_calls_at_once_are_not_held_back_by_the_pool(upstream):
+    everyone, count = asyncio.Event(), 0
+
+    async def answer(exchange: Exchange) -> None:
+        nonlocal count
+        count += 1
+        if count == 150:
+            everyone.set()
+        await everyone.wait()
+        await exchange.answer(ANSWER)
+
+    async with raw_provider(answer) as provider:
+        answers = await asyncio.gather(*(upstream.complete(call(provider.port)) for _ in range(150)))
+    assert len(answers) == 150
+
+
+async def test_no_proxy_of_the_environment_is_used(upstream, monkeypatch):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+
+    async with raw_provider(answer) as provider:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        assert (await upstream.complete(call(provider.port))).choices
+
+
+# ------------------------------------------------------------------- health
+
+
+@pytest.mark.parametrize(("status", "up"), [(200, True), (404, True), (405, True), (401, False), (503, False)])
+async def test_health_is_whether_the_model_list_answers(upstream, status, up):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b"{}", status=status)
+
+    async with raw_provider(answer) as provider:
+        endpoint = call(provider.port).endpoint
+        if up:
+            await upstream.health_check(endpoint)
+        else:
+            with pytest.raises(Rejected):
+                await upstream.health_check(endpoint)
+    assert provider.requests[0].head.startswith(b"GET /v1/models HTTP/1.1")
+
+
+async def test_a_provider_that_hangs_is_not_healthy(upstream):
+    async with raw_provider(hang) as provider:
+        endpoint = call(provider.port, clocks=Clocks(connect_s=0.1, first_byte_s=0.1)).endpoint
+        with pytest.raises(Broken):
+            await upstream.health_check(endpoint)
