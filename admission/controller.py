@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
 
+import msgspec
 import structlog
 
 from admission.combiner import Lane, Rejected
@@ -48,6 +49,9 @@ _REFUSALS: Final = {
     "ended": RefusalReason.DUPLICATE_DEBIT,
     "lapsed": RefusalReason.LAPSED,
 }
+
+#: For the ledger, in place of a record that it refused.
+_UNRECORDABLE: Final = b'{"status":"unknown","ended":"unrecordable"}'
 
 #: Shards of each counter: enough that processes rarely meet, few enough that reading them all is one page.
 _SHARDS: Final = 16
@@ -279,7 +283,16 @@ class Controller:
 
     async def _settle(self, group: str | None, batch: Sequence[Settlement]) -> list[SettledRow]:
         shard = self._shard
-        rows = await self._insist(lambda: self._store.settle(group, shard, batch), give_up_after_s=None)
+        try:
+            rows = await self._insist(lambda: self._store.settle(group, shard, batch), give_up_after_s=None)
+        except Rejected as error:
+            if len(batch) > 1:
+                raise
+            # The record cannot be written as it is. The slot must come free, and the attempt must not look unsettled.
+            [settlement] = batch
+            log.error("admission.record_rejected", ticket=str(settlement.lease.ticket_id), sqlstate=str(error))  # noqa: TRY400
+            bare = msgspec.structs.replace(settlement, state="unknown", record=_UNRECORDABLE)
+            rows = await self._insist(lambda: self._store.settle(group, shard, [bare]), give_up_after_s=None)
         ours = {ticket.demand.group for ticket in self._tickets.values()}
         await self.advance({row.group_id for row in rows if row.group_id and (row.waiters or row.group_id in ours)})
         return rows

@@ -298,7 +298,7 @@ async def test_a_lapsed_process_starts_nothing_and_comes_back_as_another(databas
     async with controller(database_url, given) as one:
         before = one.owner
         await rows(database_url, "update control.owner set expires_at = clock_timestamp()")
-        await until(lambda: asyncio.sleep(0, one.owner != before))
+        await until(lambda: asyncio.sleep(0, one.owner != before and one.available))
         await granted(one, demand())
 
 
@@ -372,3 +372,32 @@ async def test_the_newest_configuration_first_seen_is_in_force(database_url, new
     async with controller(database_url, old), controller(database_url, new), controller(database_url, old):
         [group] = await rows(database_url, "select concurrency from control.capacity_group")
         assert group["concurrency"] == newer
+
+
+async def test_a_record_the_ledger_refuses_still_frees_the_slot_and_is_told(database_url):
+    async with controller(database_url, settings()) as one:
+        leases = [await granted(one, demand()) for _ in range(3)]
+        absurd = settlement(leases[1], record=b'{"usd":"9e30","status":"success"}')
+        ends = [one.settle(settlement(leases[0])), one.settle(absurd), one.settle(settlement(leases[2]))]
+        assert [end.applied for end in await asyncio.gather(*ends)] == [True, True, True]
+        assert await rows(database_url, "select from control.ticket") == []
+        states = await rows(database_url, "select state, ended from control.invocation order by state, ended")
+        assert [tuple(row) for row in states] == [("charged", None), ("charged", None), ("unknown", "unrecordable")]
+
+
+async def test_batch_takes_at_most_half_of_the_queue(database_url):
+    async with controller(database_url, settings(concurrency=1, queue=4)) as one:
+        await granted(one, demand())
+        waits = [asyncio.create_task(one.admit(demand(klass=Class.BATCH))) for _ in range(2)]
+        await until(lambda: _queued(database_url, 2))
+        refused = await one.admit(demand(klass=Class.BATCH))
+        assert isinstance(refused, Refusal)
+        assert refused.reason is RefusalReason.QUEUE_FULL
+        waits += [asyncio.create_task(one.admit(demand())) for _ in range(2)]
+        await until(lambda: _queued(database_url, 4))
+        for waiting in waits:
+            waiting.cancel()
+
+
+async def _queued(url: str, count: int) -> bool:
+    return len(await rows(url, "select from control.ticket where state = 'queued'")) == count

@@ -25,8 +25,9 @@ declare
     v_occupied integer;
     v_batch_occupied integer;
     v_queued integer;
+    v_batch_queued integer;
     v_free integer;
-    v_room integer;
+    v_at_once integer;
     v_answers jsonb := '{}';
     v_accepted integer;
     v_interactive integer;
@@ -55,11 +56,11 @@ begin
     end if;
 
     if cardinality(p_ticket) > 0 then
-        select count(*) into v_queued
-          from (select from control.ticket t where t.group_id = p_group and t.state = 'queued'
+        select count(*), count(*) filter (where q.class = 1) into v_queued, v_batch_queued
+          from (select t.class from control.ticket t where t.group_id = p_group and t.state = 'queued'
                  limit g.queue_bound + 1) q;
         -- What is granted at once takes no place in the queue.
-        v_room := greatest(0, g.queue_bound - v_queued) + greatest(0, v_free - v_queued);
+        v_at_once := greatest(0, v_free - v_queued);
 
         with element as (
             select e.*, row_number() over (order by e.n) as ord
@@ -89,7 +90,15 @@ begin
                    else 'new' end as verdict
               from element e
         ), ranked as (
-            select j.*, row_number() over (partition by j.verdict order by j.ord) as rank from judged j
+            select j.*, row_number() over (partition by j.verdict order by j.ord) as rank,
+                   row_number() over (partition by j.verdict, j.class order by j.ord) as class_rank
+              from judged j
+        ), fitting as (
+            -- Batch takes at most half of the queue: a large submission must not turn interactive callers away.
+            select r.* from ranked r
+             where r.verdict = 'new' and r.rank <= greatest(0, g.queue_bound - v_queued) + v_at_once
+               and (r.class = 0
+                    or r.class_rank <= greatest(0, (g.queue_bound + 1) / 2 - v_batch_queued) + v_at_once)
         ), inserted as (
             insert into control.ticket (ticket_id, group_id, number, class, model, owner_id, key_id, debit_id, attempt,
                                         state, waits_for_cooldown, execution_limit, isolation, queued_at,
@@ -99,18 +108,18 @@ begin
                    r.isolation_ms * interval '1 ms', v_now,
                    v_now + least(r.queue_ms, coalesce(r.caller_ms, r.queue_ms)) * interval '1 ms',
                    v_now + r.caller_ms * interval '1 ms', r.intent
-              from ranked r where r.verdict = 'new' and r.rank <= v_room
+              from fitting r
             on conflict do nothing
             returning ticket_id
         )
         select jsonb_object_agg(r.ticket_id,
                    case when r.verdict <> 'new' then r.verdict
-                        when r.rank > v_room then 'queue_full'
+                        when f.ticket_id is null then 'queue_full'
                         when i.ticket_id is null then 'duplicate_debit'
                         else 'queued' end),
                count(*) filter (where i.ticket_id is not null)
           into v_answers, v_accepted
-          from ranked r left join inserted i using (ticket_id);
+          from ranked r left join fitting f using (ticket_id) left join inserted i using (ticket_id);
         if v_accepted > 0 then
             update control.capacity_group set next_number = next_number + cardinality(p_ticket)
              where group_id = p_group;
@@ -137,6 +146,10 @@ begin
             select w.ticket_id, w.class from waiting w
              order by case when w.class = 0 then w.r::numeric else 9 * w.r - g.batch_credit + 0.5 end
              limit v_free
+        ), locked as (
+            -- One that is being taken back right now is passed over: waiting for it could be a deadlock.
+            select t.ticket_id from control.ticket t join chosen c on c.ticket_id = t.ticket_id
+             where t.state = 'queued' for update of t skip locked
         ), granted as (
             update control.ticket t
                set state = case when t.owner_id = p_owner then 'active' else 'granted' end,
@@ -144,7 +157,7 @@ begin
                    grant_expires_at = v_now + p_grant_ttl_ms * interval '1 ms',
                    hard_deadline = case when t.owner_id = p_owner
                        then least(v_now + t.execution_limit, t.caller_deadline + t.isolation) end
-              from chosen c where t.ticket_id = c.ticket_id
+              from locked l where t.ticket_id = l.ticket_id
             returning t.*
         ), opened as (
             insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day,
@@ -152,6 +165,7 @@ begin
             select r.ticket_id, r.key_id, r.debit_id, r.attempt, r.group_id, r.owner_id, v_now,
                    (v_now at time zone p_zone)::date, 'open', r.intent
               from granted r where r.owner_id = p_owner
+            on conflict do nothing
         )
         select array_agg(r.ticket_id), count(*) filter (where r.class = 0), count(*) filter (where r.class = 1)
           into v_granted, v_interactive, v_batch

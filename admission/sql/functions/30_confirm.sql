@@ -27,7 +27,8 @@ begin
                                      intent)
         select c.ticket_id, c.key_id, c.debit_id, c.attempt, c.group_id, c.owner_id, c.granted_at,
                (c.granted_at at time zone p_zone)::date, 'open', c.intent
-          from confirmed c;
+          from confirmed c
+        on conflict do nothing;
     end if;
     return query
         select t.ticket_id, case when t.state = 'active' then 'granted' else 'queued' end, t.owner_id, t.generation,
