@@ -369,7 +369,10 @@ class _Run:
             code = Code.INTERNAL.value
             raise
         finally:
-            if code == Code.INTERNAL.value:
+            if self.done is not None and self.done.ended == "complete":
+                # The end was handed over: whoever goes away after it has its whole answer.
+                code = None
+            elif code == Code.INTERNAL.value:
                 self.outcome("failed")
             elif self.done is None or code == Cancelled.code.value:
                 self.outcome("cancelled" if code in (None, Cancelled.code.value) else "failed")

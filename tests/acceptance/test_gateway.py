@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from decimal import Decimal
+from typing import Any, cast
 
 import asyncpg
 import grpc
@@ -61,6 +62,8 @@ async def audit(url: str, ledger: dict) -> None:
             )
             attempts = await connection.fetchval("select count(*) from control.attempt where state <> 'open'")
             open_attempts = await connection.fetchval("select count(*) from control.attempt where state = 'open'")
+        assert sums is not None
+        assert counted is not None
         assert counted["usd"] == sums["usd"]
         assert counted["attempts"] == sums["attempts"] == attempts
         assert open_attempts == 0
@@ -142,7 +145,7 @@ async def test_jobs_in_flight_at_a_kill_all_end_once_after_a_restart(database_ur
 async def test_a_stream_whose_provider_dies_ends_with_an_explicit_failure(database_url, simulator, tmp_path):
     await simulator.set_faults(die_after=3, chunks=20)
     async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
-        chunks = []
+        chunks: list[gateway_pb2.CompletionChunk] = []
         async with gateway.stub() as stub:
             stream = stub.Stream(completion("sim-fast"), metadata=METADATA)
             with pytest.raises(grpc.aio.AioRpcError) as failed:
@@ -157,7 +160,7 @@ async def test_a_stream_whose_provider_dies_ends_with_an_explicit_failure(databa
     assert said.code == "upstream_broken"
     assert said.outcome.cost.state == "unknown"
     assert said.outcome.ended == "uncertain"
-    status = rpc_status.from_call(failed.value)
+    status = rpc_status.from_call(cast("grpc.Call", failed.value))
     assert status is not None
     info = error_details_pb2.ErrorInfo()
     assert any(detail.Unpack(info) for detail in status.details)
@@ -178,7 +181,7 @@ async def test_a_stream_its_client_cancels_leaves_a_slot_that_is_freed_at_its_ti
             stream.cancel()
         await simulator.until()
 
-        async def slots(client) -> list[dict]:
+        async def slots(client) -> Any:
             return (await client.get("/v1/groups")).json()["groups"][0]["slots"]
 
         async with gateway.rest() as client:

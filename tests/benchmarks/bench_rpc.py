@@ -69,7 +69,7 @@ class Bare(gateway_pb2_grpc.GatewayServicer):
 @asynccontextmanager
 async def bare(deltas: int):
     server = grpc.aio.server()
-    gateway_pb2_grpc.add_GatewayServicer_to_server(Bare(deltas), server)  # type: ignore[no-untyped-call]
+    gateway_pb2_grpc.add_GatewayServicer_to_server(Bare(deltas), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     yield port
@@ -106,7 +106,7 @@ def run(name: str, deltas: int, pipe: Connection) -> None:
 
 async def load(port: int, method: str, calls: int, concurrency: int) -> None:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub: Any = gateway_pb2_grpc.GatewayStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = gateway_pb2_grpc.GatewayStub(channel)
         left = iter(range(calls))
 
         async def one_after_another() -> None:

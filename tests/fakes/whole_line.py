@@ -54,9 +54,10 @@ class Heard:
 
 
 class WholeLine:
-    def __init__(self, pipeline: Pipeline, controller: Controller, url: str) -> None:
-        self.pipeline = pipeline
-        self.controller = controller
+    pipeline: Pipeline
+    controller: Controller
+
+    def __init__(self, url: str) -> None:
         self.revoked = False
         self._url = url
 
@@ -105,8 +106,9 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
     try:
         await store.configure()
         async with Controller(store, settings.admission).opened() as controller, Upstream() as adapter:
-            line = WholeLine.__new__(WholeLine)
-            pipeline = Pipeline(
+            line = WholeLine(url)
+            line.controller = controller
+            line.pipeline = Pipeline(
                 router=Router(settings.providers, settings.models, billing, settings.routing),
                 controller=controller,
                 adapter=adapter,
@@ -114,7 +116,6 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
                 usable=lambda _: not line.revoked,
                 settings=settings.routing,
             )
-            line.__init__(pipeline, controller, url)
             yield line
     finally:
         await store.close()

@@ -38,7 +38,7 @@ async def serving(line: FakeLine, **settings) -> AsyncIterator[tuple[gateway_pb2
         open_server(chosen, line=line, authenticator=FakeKeys()) as server,
         grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel,
     ):
-        yield gateway_pb2_grpc.GatewayStub(channel), server  # type: ignore[no-untyped-call]
+        yield gateway_pb2_grpc.GatewayStub(channel), server
 
 
 async def read_all(call) -> tuple[list[str], grpc.StatusCode]:
