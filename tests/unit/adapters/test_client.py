@@ -491,7 +491,7 @@ async def a_line_without_end(exchange: Exchange) -> None:
 )
 async def test_a_stream_that_was_sent_and_not_proven_is_broken(upstream, handler, code, content_first):
     async with raw_provider(handler) as provider:
-        of = call(provider.port, clocks=Clocks(first_byte_s=0.3, gap_s=0.3), max_response_bytes=1024 * 1024)
+        of = call(provider.port, clocks=Clocks(first_byte_s=0.5, gap_s=0.5), max_response_bytes=1024 * 1024)
         events, error = await failed(upstream, of)
         assert isinstance(error, Broken)
         assert error.code == code
@@ -641,13 +641,13 @@ async def test_payload_without_events_restarts_the_gap_clock_and_comments_do_not
         await exchange.begin()
         await exchange.chunk(content("a"))
         for _ in range(6):
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.15)
             await exchange.chunk(b'data: {"choices":[{"index":0,"delta":{}}]}\n\n')
         await exchange.chunk(FINISH + DONE)
         await exchange.end()
 
     async with raw_provider(answer) as provider:
-        events = await streamed(upstream, call(provider.port, clocks=Clocks(first_byte_s=5, gap_s=0.4)))
+        events = await streamed(upstream, call(provider.port, clocks=Clocks(first_byte_s=5, gap_s=0.6)))
     assert isinstance(events[-1], Finished)
 
 
