@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from typing import Final
 
@@ -52,6 +52,9 @@ class Attempt:
         self.served_model: str | None = None
         self.provider_request_id: str | None = None
         self.error: Exception | None = None
+        #: What the adapter holds open for it. Closed before the settlement: a window that starts with the closing of
+        #: the connection must not start earlier.
+        self.connection = AsyncExitStack()
         self.settled = False
         self._billing = billing
 
@@ -232,7 +235,8 @@ class Attempts:
         """
         attempt = Attempt(call, route, lease, number, self._billing)
         try:
-            yield attempt
+            async with attempt.connection:
+                yield attempt
         finally:
             if not attempt.settled:
                 # Taken back by the caller, or a fault of ours: nobody waits for this settlement.
@@ -242,6 +246,7 @@ class Attempts:
 
     async def settle(self, attempt: Attempt, reports: list[AttemptReport]) -> Receipt:
         """Settles an attempt by what is known of its end."""
+        await attempt.connection.aclose()
         attempt.settled = True
         cost = attempt.cost()
         reports.append(attempt.report(cost))

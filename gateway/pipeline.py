@@ -8,46 +8,26 @@ a caller that stops early; as a context manager it cannot.
 
 from __future__ import annotations
 
-import asyncio
-import random
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
-from typing import Final, TypeAlias, TypeVar
-
-import structlog
+from typing import TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
 from adapters.contract import Adapter, Batch
-from adapters.errors import Broken, ErrorClass, ProviderError, Rejected, RequestNotExpressible
+from adapters.errors import Broken, ProviderError, RequestNotExpressible
 from admission.controller import Controller
-from admission.lease import Demand, Ending, Lease, Refusal, RefusalReason, new_id
+from admission.lease import Demand, Lease, Refusal, RefusalReason, new_id
 from gateway.answer import SILENT, Ended, Item, Observer
-from gateway.attempt import Attempt, Attempts, Receipt, intent
-from gateway.billing import Billing, total
-from gateway.call import Call, Completion, Resend
-from gateway.errors import (
-    AdmissionRefused,
-    AllRoutesFailed,
-    Cancelled,
-    Code,
-    GatewayError,
-    InvalidRequest,
-    StreamBroken,
-    Unauthenticated,
-    UpstreamRejected,
-)
-from gateway.outcome import AttemptReport, Outcome
+from gateway.attempt import Attempt, Attempts, intent
+from gateway.billing import Billing
+from gateway.call import Call, Completion
+from gateway.errors import AdmissionRefused, Code, Unauthenticated
+from gateway.failover import Run
 from gateway.router import Plan, Route, Router, RoutingSettings
-from metering.cost import decimal_string
-from metering.usage import NOTHING
-
-log: Final = structlog.get_logger("gateway")
 
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
-Dispatch: TypeAlias = Callable[[Attempt, AsyncExitStack], Awaitable[T]]
+Dispatch: TypeAlias = Callable[[Attempt], Awaitable[T]]
 
 
 class Pipeline:
@@ -76,7 +56,7 @@ class Pipeline:
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
-        run = _Run(call, self._settings)
+        run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, (first, rest) = await self._serve(run, observer, stack, self._first_content)
             items = self._items(run, attempt, first, rest)
@@ -84,7 +64,7 @@ class Pipeline:
             yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
-        run = _Run(call, self._settings)
+        run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, response = await self._serve(run, observer, stack, self._whole_answer)
             await observer.completed(response, attempt.number)
@@ -94,7 +74,7 @@ class Pipeline:
     # ---------------------------------------------------------------- before the commit point
 
     async def _serve(
-        self, run: _Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T]
+        self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T]
     ) -> tuple[Attempt, T]:
         """The first route that gets to content. What it holds open goes onto `stack`."""
         plan = self._router.plan(run.call)
@@ -116,7 +96,7 @@ class Pipeline:
                     observer.started(route.report, attempt.number)
                     attempt.dispatched = True
                     try:
-                        begun = await dispatch(attempt, trial)
+                        begun = await dispatch(attempt)
                     except (ProviderError, RequestNotExpressible) as error:
                         attempt.error = error
                     else:
@@ -127,7 +107,7 @@ class Pipeline:
                     again.append(route)
             routes = await run.pause(again)
 
-    async def _admit(self, run: _Run, plan: Plan, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
+    async def _admit(self, run: Run, plan: Plan, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
         """One ticket for one route. The last one waits through a cooldown; others leave it to the next route."""
         call, provider = run.call, route.provider
         patience = provider.queue_timeout_s
@@ -159,7 +139,7 @@ class Pipeline:
             if not (isinstance(answer, Refusal) and answer.reason is RefusalReason.LAPSED):
                 return answer
 
-    def _recheck(self, run: _Run, lease: Lease) -> None:
+    def _recheck(self, run: Run, lease: Lease) -> None:
         """Between grant and dispatch much may have changed. Raising here settles as not dispatched."""
         if not self._usable(run.call):
             raise Unauthenticated
@@ -174,15 +154,15 @@ class Pipeline:
                 outcome=run.outcome("failed"),
             )
 
-    async def _first_content(self, attempt: Attempt, stack: AsyncExitStack) -> tuple[list[Delta], AsyncIterator[Batch]]:
-        batches = await stack.enter_async_context(self._adapter.stream(attempt.upstream))
+    async def _first_content(self, attempt: Attempt) -> tuple[list[Delta], AsyncIterator[Batch]]:
+        batches = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
         async for batch in batches:
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
                 return deltas, batches
         raise Broken("the stream ended without a terminal", code="no_terminal")
 
-    async def _whole_answer(self, attempt: Attempt, _: AsyncExitStack) -> ChatResponse:
+    async def _whole_answer(self, attempt: Attempt) -> ChatResponse:
         response = await self._adapter.complete(attempt.upstream)
         attempt.answered(response)
         return response
@@ -190,7 +170,7 @@ class Pipeline:
     # ---------------------------------------------------------------- after the commit point
 
     async def _items(
-        self, run: _Run, attempt: Attempt, first: list[Delta], rest: AsyncIterator[Batch]
+        self, run: Run, attempt: Attempt, first: list[Delta], rest: AsyncIterator[Batch]
     ) -> AsyncGenerator[Item]:
         if first:
             yield first
@@ -205,210 +185,3 @@ class Pipeline:
             raise run.broken(attempt, receipt) from error
         receipt = await self._attempts.settle(attempt, run.reports)
         yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))
-
-
-_SETTLED: Final = Receipt(acknowledged=True)
-
-
-class _Run:
-    """One request on the line: what has been tried, and what may still be."""
-
-    def __init__(self, call: Call, settings: RoutingSettings) -> None:
-        self.call = call
-        self.settings = settings
-        self.debit_id = call.options.debit_id or call.request_id
-        self.created_at = datetime.now(UTC).isoformat()
-        self.started_at = time.monotonic()
-        #: The attempt number last asked for. A ticket that was refused uses one up, too.
-        self.number = call.attempts_before
-        self.reports: list[AttemptReport] = []
-        self.refusals: list[Refusal] = []
-        self.pauses = 0
-        self.floor_s = 0.0
-        self.done: Outcome | None = None
-
-    @property
-    def failed(self) -> AttemptReport | None:
-        return self.reports[-1] if self.reports else None
-
-    def remaining_s(self) -> float | None:
-        """What is left of the caller's deadline."""
-        if self.call.deadline is None:
-            return None
-        return self.call.deadline - asyncio.get_running_loop().time()
-
-    def refused(self, refusal: Refusal) -> None:
-        """Takes note of a refusal; raises where no other route could do better."""
-        self.refusals.append(refusal)
-        if refusal.reason in (
-            RefusalReason.DEADLINE_EXCEEDED,
-            RefusalReason.STORE_UNAVAILABLE,
-            RefusalReason.DUPLICATE_DEBIT,
-        ):
-            raise self._refusal(refusal)
-
-    def goes_on(self, attempt: Attempt, receipt: Receipt) -> bool:
-        """After a failed attempt that is settled: may its route be tried again? Raises where nothing may."""
-        error = attempt.error
-        if isinstance(error, Rejected) and error.error_class is ErrorClass.FATAL:
-            raise UpstreamRejected(
-                f"{attempt.route.provider.id} refused the request: {error.message}", outcome=self.outcome("failed")
-            )
-        if isinstance(error, RequestNotExpressible):
-            return False
-        if not receipt.acknowledged:
-            # Without its acknowledgement the slot may still be ours: a second one could pass the limit.
-            raise AllRoutesFailed(
-                "an attempt failed and the control store did not acknowledge its settlement",
-                code=Code.CONTROL_STORE_UNAVAILABLE,
-                outcome=self.outcome("failed"),
-                retry_after_s=1.0,
-            )
-        remaining = self.remaining_s()
-        if remaining is not None and remaining <= 0:
-            raise self.late()
-        if attempt.ending() is Ending.UNCERTAIN and not self._may_resend(attempt.route):
-            raise StreamBroken(
-                "the request was sent and its end is not known; resend_uncertain forbids sending it again",
-                code=Code.UNCERTAIN,
-                outcome=self.outcome("uncertain"),
-            )
-        if isinstance(error, Rejected):
-            self.floor_s = max(self.floor_s, error.retry_after_s or 0.0)
-            return error.error_class is ErrorClass.TRANSIENT
-        return True
-
-    def _may_resend(self, route: Route) -> bool:
-        wish = self.call.options.resend_uncertain or route.provider.resend_uncertain
-        if wish is None:
-            wish = Resend.NEVER if self.call.transport == "job" else Resend.BEFORE_FIRST_BYTE
-        return wish is Resend.BEFORE_FIRST_BYTE
-
-    async def pause(self, again: list[Route]) -> list[Route]:
-        """Every route was tried: waits before those that may do better. No slot is held. Raises where none may."""
-        most = self.settings.most_attempts
-        if not again or self.pauses >= len(self.settings.backoff_s) or len(self.reports) >= most:
-            raise self._exhausted()
-        delay = max(self.settings.backoff_s[self.pauses] * random.uniform(1.0, 1.25), self.floor_s)  # noqa: S311  jitter
-        self.pauses += 1
-        self.floor_s = 0.0
-        remaining = self.remaining_s()
-        if remaining is not None and delay >= remaining:
-            raise self._exhausted(retry_after_s=delay)
-        await asyncio.sleep(delay)
-        return again[: most - len(self.reports)]
-
-    def late(self) -> GatewayError:
-        kind = AdmissionRefused if not self.reports else AllRoutesFailed
-        return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=self.outcome("failed"))
-
-    def _refusal(self, refusal: Refusal) -> AdmissionRefused:
-        place = "" if refusal.position is None else f" at position {refusal.position}"
-        return AdmissionRefused(
-            _REFUSED[refusal.reason].format(group=refusal.group, place=place),
-            code=Code(refusal.reason.value) if refusal.reason is not RefusalReason.LAPSED else Code.INTERNAL,
-            retry_after_s=refusal.retry_after_s,
-            outcome=self.outcome("failed"),
-        )
-
-    def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
-        if not self.reports:
-            return self._refusal(self.refusals[-1])
-        if all(report.status == "not_dispatched" and report.code == "unsupported_field" for report in self.reports):
-            path, _, reason = (self.reports[-1].message or "").partition(": ")
-            return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=path)
-        tried = "; ".join(
-            f"{r.route.provider}/{r.route.model}: {r.http_status or r.status} {r.code or ''}".rstrip()
-            for r in self.reports
-        )
-        waits = [refusal.retry_after_s for refusal in self.refusals if refusal.retry_after_s is not None]
-        return AllRoutesFailed(
-            f"every route failed ({tried})",
-            retry_after_s=retry_after_s or max([self.floor_s, *waits]) or None,
-            outcome=self.outcome("failed"),
-        )
-
-    def broken(self, attempt: Attempt, receipt: Receipt) -> StreamBroken:
-        """After content: no retry and no switch, but the truth."""
-        late = isinstance(attempt.error, Broken) and attempt.error.code == "deadline"
-        proven = isinstance(attempt.error, Rejected)
-        return StreamBroken(
-            f"the answer is not complete: {attempt.error}",
-            code=Code.DEADLINE_EXCEEDED if late else Code.UPSTREAM_BROKEN,
-            outcome=self.outcome("failed" if proven else "uncertain", attempt, receipt),
-        )
-
-    def outcome(self, ended: str, attempt: Attempt | None = None, receipt: Receipt = _SETTLED) -> Outcome:
-        self.done = Outcome(
-            request_id=self.call.request_id,
-            debit_id=self.debit_id,
-            ended=ended,
-            attempts=tuple(self.reports),
-            usage=NOTHING if attempt is None else attempt.usage,
-            cost=total([report.cost for report in self.reports]),
-            settlement="settled" if receipt.acknowledged else "pending",
-            counters=receipt.counters,
-            served_model=None if attempt is None else attempt.served_model,
-            provider_request_id=None if attempt is None else attempt.provider_request_id,
-        )
-        return self.done
-
-    @asynccontextmanager
-    async def logged(self) -> AsyncIterator[None]:
-        """One line for the request, however it ended."""
-        code: str | None = None
-        try:
-            yield
-        except GatewayError as error:
-            code = error.code.value
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            code = Cancelled.code.value
-            raise
-        except BaseException:
-            code = Code.INTERNAL.value
-            raise
-        finally:
-            if self.done is not None and self.done.ended == "complete":
-                # The end was handed over: whoever goes away after it has its whole answer.
-                code = None
-            elif code == Code.INTERNAL.value:
-                self.outcome("failed")
-            elif self.done is None or code == Cancelled.code.value:
-                self.outcome("cancelled" if code in (None, Cancelled.code.value) else "failed")
-            self._log(code)
-
-    def _log(self, code: str | None) -> None:
-        assert self.done is not None
-        route = self.done.route
-        log.info(
-            "gateway.request_ended",
-            request_id=self.call.request_id,
-            debit_id=self.debit_id,
-            key_id=str(self.call.caller.key_id),
-            session_id=self.call.options.session_id,
-            transport=self.call.transport,
-            model=self.call.model,
-            ended=self.done.ended,
-            code=code,
-            provider=None if route is None else route.provider,
-            route_id=None if route is None else route.route_id,
-            attempts=len(self.reports),
-            input_tokens=self.done.usage.input_total,
-            output_tokens=self.done.usage.output_total,
-            cost_state=self.done.cost.state,
-            cost_usd=None if self.done.cost.usd is None else decimal_string(self.done.cost.usd),
-            settlement=self.done.settlement,
-            duration_ms=round((time.monotonic() - self.started_at) * 1000),
-        )
-
-
-_REFUSED: Final = {
-    RefusalReason.QUEUE_FULL: "the queue of {group} is full",
-    RefusalReason.QUEUE_TIMEOUT: "no slot of {group} came free in time{place}",
-    RefusalReason.DEADLINE_EXCEEDED: "the caller's deadline passed while it waited for {group}{place}",
-    RefusalReason.COOLDOWN: "{group} is cooling down after failures",
-    RefusalReason.STORE_UNAVAILABLE: "the control store does not answer: nothing was dispatched",
-    RefusalReason.DUPLICATE_DEBIT: "this debit_id is in use or has ended: nothing was dispatched again",
-    RefusalReason.LAPSED: "this process lost its place with the control store: nothing was dispatched",
-}
