@@ -1,0 +1,108 @@
+"""What the documents say of keys, codes and files must be what the code has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pydantic
+import pytest
+
+from gateway import config
+from gateway.errors import STATUS, Code
+from gateway.jobs.settings import JobsSettings
+
+ROOT = Path(__file__).parents[2]
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+DOCUMENTS = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+SECTIONS: dict[str, type[pydantic.BaseModel | msgspec.Struct]] = {
+    "[gateway]": config._Gateway,
+    "[providers.<id>]": config._Provider,
+    "[models.<name>]": config._Model,
+    "[groups.<endpoint>]": config._Group,
+    "[routing]": config._Routing,
+    "[admission]": config._Admission,
+    "[jobs]": JobsSettings,
+}
+
+
+def defaults(kind: type[pydantic.BaseModel | msgspec.Struct]) -> dict[str, object]:
+    """Each key with its default; `...` where it has none."""
+    if issubclass(kind, pydantic.BaseModel):
+        return {name: ... if field.is_required() else field.default for name, field in kind.model_fields.items()}
+    return {field.name: field.default for field in msgspec.structs.fields(kind)}
+
+
+def table(heading: str) -> dict[str, str]:
+    """The rows below a heading of docs/configuration.md: key to default, as they are written."""
+    _, found, rest = CONFIGURATION.partition(f"\n## `{heading}`\n")
+    assert found, f"docs/configuration.md has no section {heading}"
+    section = rest.partition("\n## ")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", section, re.MULTILINE))
+
+
+def test_every_part_of_the_file_has_a_section() -> None:
+    parts = {heading.strip("[]").partition(".")[0] for heading in SECTIONS}
+    assert parts == set(config._File.model_fields)
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_every_key_is_in_its_table_and_no_other(heading: str) -> None:
+    assert set(table(heading)) == set(defaults(SECTIONS[heading]))
+
+
+@pytest.mark.parametrize("heading", SECTIONS)
+def test_a_default_that_is_a_number_is_told_as_it_is(heading: str) -> None:
+    told = table(heading)
+    for key, value in defaults(SECTIONS[heading]).items():
+        if isinstance(value, bool):
+            assert told[key] == str(value).lower(), key
+        elif isinstance(value, int | float):
+            assert float(told[key]) == value, key
+
+
+def test_every_variable_of_the_environment_is_told() -> None:
+    sources = [path.read_text() for path in (ROOT / "gateway").rglob("*.py")]
+    read = {name for source in sources for name in re.findall(r"\bTOLLBRIDGE_[A-Z_]+[A-Z]\b", source)}
+    assert read
+    assert {name for name in read if f"`{name}`" not in CONFIGURATION} == set()
+
+
+def test_every_code_is_in_the_table_of_errors_with_both_its_statuses() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \|", text, re.MULTILINE)
+    assert rows == [(code.value, str(STATUS[code].http), STATUS[code].grpc) for code in Code]
+
+
+def links(document: Path) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```", "", (ROOT / document).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield target.partition("#")[0]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_every_relative_link_leads_to_a_file(document: Path) -> None:
+    folder = (ROOT / document).parent
+    assert [target for target in links(document) if target and not (folder / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_every_file_that_is_named_exists(document: Path) -> None:
+    text = (ROOT / document).read_text()
+    named = re.findall(
+        r"`((?:gateway|admission|adapters|metering|tests|protos|docs)/[\w./]+\.(?:py|sql|toml|md|proto))`", text
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_a_configuration_that_is_shown_is_one(document: Path, tmp_path: Path) -> None:
+    shown = re.findall(r"^```toml\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    for text in shown:
+        file = tmp_path / "tollbridge.toml"
+        file.write_text(text)
+        assert config.load(file, {}).models
