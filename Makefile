@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 LOCKED := $(PIP) --no-compile --require-hashes
 ARGS ?=
 
-.PHONY: help demo run check test lint types contracts pytest format protos lock clean
+.PHONY: help demo run check test lint types contracts pytest bench format protos lock clean
 
 help:  ## what can be made (this list)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ contracts: $(VENV)/.dev  ## who may import whom
 
 pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
+
+bench: $(VENV)/.dev  ## what a request costs beside programs that do nothing; ARGS=--quick for a first look
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
 
 format: $(VENV)/.dev  ## format the code and fix what can be fixed by machine
 	@$(BIN)/ruff check --quiet --fix-only .
