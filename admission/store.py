@@ -8,6 +8,7 @@ that hangs or breaks is closed, and what was in flight on it is unknown: the sam
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib.resources
 import os
@@ -272,19 +273,29 @@ class Store:
 
     async def _connect(self) -> asyncpg.Connection:
         milliseconds = str(_ms(self._settings.statement_s))
-        connection = await asyncpg.connect(
-            self._url,
-            server_settings={
-                "application_name": "tollbridge admission",
-                # A holder of a group lock that stops must not stop the group.
-                "lock_timeout": milliseconds,
-                "idle_in_transaction_session_timeout": milliseconds,
-                "jit": "off",
-            },
+        opening = asyncio.ensure_future(
+            asyncpg.connect(
+                self._url,
+                timeout=self._settings.statement_s,
+                server_settings={
+                    "application_name": "tollbridge admission",
+                    # A holder of a group lock that stops must not stop the group.
+                    "lock_timeout": milliseconds,
+                    "idle_in_transaction_session_timeout": milliseconds,
+                    "jit": "off",
+                },
+            )
         )
+        try:
+            connection = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # asyncpg leaves the socket open when it is cancelled half-way.
+            with contextlib.suppress(*_LOST):
+                (await opening).terminate()
+            raise
+        self._open.add(connection)
         if connection.get_server_version().major >= 17:
             await connection.execute(f"set transaction_timeout = {milliseconds}")
-        self._open.add(connection)
         return connection
 
     def _drop(self, connection: asyncpg.Connection | None) -> None:
