@@ -8,7 +8,11 @@ import os
 import socket
 import sys
 import urllib.parse
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
+import structlog
 
 pytest_plugins = ["tests.postgres", "tests.fakes.simulated"]
 
@@ -33,3 +37,14 @@ def _refuse_outside(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 sys.addaudithook(_refuse_outside)
+
+
+@pytest.fixture(autouse=True)
+def loggers_forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A logger that is cached for good would write to the streams of a test that is over."""
+    configure = structlog.configure
+    monkeypatch.setattr(
+        structlog, "configure", lambda **given: configure(**given | {"cache_logger_on_first_use": False})
+    )
+    yield
+    structlog.reset_defaults()
