@@ -13,9 +13,11 @@ import pytest
 from gateway import config
 from gateway.errors import STATUS, Code
 from gateway.jobs.settings import JobsSettings
+from gateway.rest.fields import FIELDS
 
 ROOT = Path(__file__).parents[2]
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text()
+PACKAGES = ("gateway", "admission", "adapters", "metering")
 DOCUMENTS = sorted(path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 SECTIONS: dict[str, type[pydantic.BaseModel | msgspec.Struct]] = {
@@ -75,6 +77,27 @@ def test_every_code_is_in_the_table_of_errors_with_both_its_statuses() -> None:
     text = (ROOT / "docs/errors.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \|", text, re.MULTILINE)
     assert rows == [(code.value, str(STATUS[code].http), STATUS[code].grpc) for code in Code]
+
+
+def test_every_event_of_the_log_is_in_the_table_of_events() -> None:
+    told = (ROOT / "docs/operations.md").read_text()
+    sources = [path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    events = {name for source in sources for name in re.findall(r"\blog\.\w+\(\s*\"([a-z_]+\.[a-z_]+)\"", source)}
+    assert "gateway.request_ended" in events
+    assert {name for name in events if f"`{name}`" not in told} == set()
+
+
+def test_every_field_of_the_line_is_in_the_table_of_log_fields() -> None:
+    source = (ROOT / "gateway/failover.py").read_text()
+    fields = re.findall(r"(\w+)=", source.partition('"gateway.request_ended"')[2].partition("\n        )")[0])
+    told = (ROOT / "docs/operations.md").read_text().partition("| `gateway.request_ended` | |")[2].partition("\n\n")[0]
+    assert "settlement" in fields
+    assert [name for name in fields if f"`{name}`" not in told] == []
+
+
+def test_every_caller_field_is_told() -> None:
+    told = (ROOT / "docs/jobs.md").read_text().partition("\n## The caller fields\n")[2]
+    assert [field.name for field in FIELDS if f"`{field.name}`" not in told] == []
 
 
 def links(document: Path) -> Iterator[str]:
