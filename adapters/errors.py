@@ -27,15 +27,6 @@ class ErrorClass(enum.StrEnum):
     NETWORK = "network"
 
 
-class RateLimitScope(enum.StrEnum):
-    """What a 429 closes."""
-
-    #: The (credential, model) it was about. The default.
-    MODEL = "model"
-    #: Everything behind this account.
-    ACCOUNT = "account"
-
-
 class ProviderError(Exception):
     """A call to a provider failed."""
 

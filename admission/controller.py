@@ -127,19 +127,21 @@ class Controller:
             async with asyncio.timeout(max(patience, 0)):
                 answer = await ticket.answer
         except TimeoutError:
-            if ticket.acknowledged:
+            acknowledged = ticket.acknowledged
+            if acknowledged:
                 # The debit may be asked for again at once: its ticket must be gone by then.
                 await self._abandoned.submit((demand.ticket_id, False))
-            known = ticket.acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
-            return Refusal(
+            known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
+            answer = Refusal(
                 reason=late if known else RefusalReason.STORE_UNAVAILABLE,
                 group=demand.group,
                 retry_after_s=1.0,
                 position=ticket.seen.position if ticket.seen else None,
+                used=acknowledged,
             )
         finally:
             del self._tickets[demand.ticket_id]
-            # Refused means that the store holds nothing for us. Not yet acknowledged: `_deliver` takes it back.
+            # Cancelled. Where the store has not acknowledged yet, `_acquire` takes it back when it does.
             if answer is None and ticket.acknowledged:
                 self._abandoned.post((demand.ticket_id, False))
         return answer
@@ -370,7 +372,8 @@ class Controller:
             self.incarnations.append(self.owner)
             for ticket in list(self._tickets.values()):
                 if ticket.acknowledged:
-                    _answer(ticket, Refusal(reason=RefusalReason.LAPSED, group=ticket.demand.group, retry_after_s=1.0))
+                    group = ticket.demand.group
+                    _answer(ticket, Refusal(reason=RefusalReason.LAPSED, group=group, retry_after_s=1.0, used=True))
             sent = time.monotonic()
             lives_s = await self._store.renew(self.owner, self.process, first=True)
         if lives_s is not None:

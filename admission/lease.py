@@ -114,6 +114,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     #: When asking again may help.
     retry_after_s: float | None = None
     position: int | None = None
+    #: The ticket may have been granted before it was given up: its attempt number is used up.
+    used: bool = False
 
 
 class Ending(enum.StrEnum):

@@ -23,8 +23,8 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     groups: Mapping[str, GroupSettings]
-    #: Changes when any limit does: processes agree on the newest first seen.
-    configuration_hash: str
+    #: Part of what tells one set of limits from another: raised to put earlier limits in force again.
+    revision: int = 1
     #: How long a process is believed alive after its last heartbeat.
     lease_s: float = 60.0
     #: Taken off what the database says remains, for the way and the clocks.

@@ -84,24 +84,23 @@ class Store:
         #: Its own, so that no burst of work delays it.
         self._heartbeat: asyncpg.Connection | None = None
 
-    async def configure(self) -> bool:
-        """Makes the configured groups known. False where a newer configuration is in force."""
+    async def configure(self) -> list[str]:
+        """Makes the configured groups known. Answers those for which newer limits than these are in force."""
         groups = self._settings.groups
         items = list(groups.values())
         async with self._connection() as connection:
-            return bool(
-                await connection.fetchval(
-                    _sql("configure"),
-                    self._settings.configuration_hash,
-                    list(groups),
-                    [group.concurrency for group in items],
-                    [group.queue for group in items],
-                    [group.failure_threshold for group in items],
-                    [_ms(group.failure_window_s) for group in items],
-                    [_ms(group.first_cooldown_s) for group in items],
-                    [_ms(group.longest_cooldown_s) for group in items],
-                )
+            rows = await connection.fetch(
+                _sql("configure"),
+                self._settings.revision,
+                list(groups),
+                [group.concurrency for group in items],
+                [group.queue for group in items],
+                [group.failure_threshold for group in items],
+                [_ms(group.failure_window_s) for group in items],
+                [_ms(group.first_cooldown_s) for group in items],
+                [_ms(group.longest_cooldown_s) for group in items],
             )
+        return [row["group_id"] for row in rows]
 
     async def acquire(self, group: str, owner: uuid.UUID, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:
         """Enqueues and grants, in one transaction. With each demand, the seconds it has waited here already."""

@@ -80,6 +80,21 @@ async def _keep_alive(server: embedded.EmbeddedPostgres) -> None:
             log.error("gateway.embedded_database_down", reason=str(error))  # noqa: TRY400  it is tried again
 
 
+async def _partition_hourly(ledger: Ledger) -> None:
+    while True:
+        await asyncio.sleep(3600)
+        try:
+            await _partition(ledger)
+        except database.StoreUnavailable:
+            continue
+
+
+async def _partition(ledger: Ledger) -> None:
+    with database.store_errors():
+        if not await ledger.partition():
+            log.warning("gateway.partitions_not_allowed", hint="invocations go to the default partition")
+
+
 async def bootstrap_keys(url: str, settings: Settings) -> Bootstrap:
     """What a first start does about API keys."""
     async with (
@@ -151,12 +166,13 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         )
         keys = await stack.enter_async_context(Keys.open(control))
         ledger = Ledger(control, zone=settings.admission.zone)
-        await control.execute("select control.partition_invocations_v1()")
+        await _partition(ledger)
+        await stack.enter_async_context(_background(_partition_hourly(ledger), name="partitions"))
 
         store = Store(url, settings.admission)
         stack.push_async_callback(store.close)
-        if not await store.configure():
-            log.warning("gateway.newer_configuration_in_force")
+        if others := await store.configure():
+            log.warning("gateway.newer_limits_in_force", groups=others, hint="raise admission.revision to replace them")
         liveness = stack.enter_context(Liveness(settings.data_dir).opened())
         controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
 

@@ -7,7 +7,6 @@ name would otherwise be no limit at all. Each package is handed its own settings
 
 from __future__ import annotations
 
-import hashlib
 import importlib.resources
 import os
 import re
@@ -148,6 +147,7 @@ class _Gateway(_Strict):
 
 
 class _Admission(_Strict):
+    revision: Annotated[int, pydantic.Field(ge=0, le=2_000_000_000)] = 1
     lease_s: _Positive = 60.0
     margin_s: _Positive = 5.0
     unconfirmed_grant_s: _Positive = 2.0
@@ -247,9 +247,11 @@ def _parse(label: str, raw: dict[str, Any]) -> tuple[_File, list[Fault]]:
         try:
             return _File.model_validate(raw), faults
         except pydantic.ValidationError as error:
+            told = {fault.path for fault in faults}
             for found in error.errors():
                 fault = _fault(label, found)
-                if fault not in faults:
+                # What was left out for being wrong is not missing as well.
+                if fault.path not in told:
                     faults.append(fault)
                 _leave_out(raw, found["loc"])
 
@@ -298,7 +300,6 @@ class _Resolved:
         if self._faults:
             raise ConfigFaults(self._faults)
         admission = parsed.admission.model_dump()
-        limits = msgspec.json.encode(groups, order="deterministic")
         return Settings(
             file=self._file,
             data_dir=Path(environ.get("TOLLBRIDGE_DATA_DIR") or parsed.gateway.data_dir or ".tollbridge"),
@@ -312,9 +313,7 @@ class _Resolved:
             models=models,
             prices_by_model=prices,
             routing=msgspec.convert(parsed.routing.model_dump(), RoutingSettings),
-            admission=AdmissionSettings(
-                groups=groups, configuration_hash=hashlib.sha256(limits).hexdigest(), **admission
-            ),
+            admission=AdmissionSettings(groups=groups, **admission),
             jobs=jobs,
         )
 
@@ -416,7 +415,8 @@ class _Resolved:
         return {name: Model(name=name, targets=tuple(places), primary=len(places)) for name, places in targets.items()}
 
     def _groups(self, providers: Mapping[str, Provider]) -> dict[str, GroupSettings]:
-        known = {provider.group for provider in providers.values()}
+        # A provider whose URL lacks a variable has no endpoint yet.
+        known = {provider.group for provider in providers.values() if "{" not in provider.group}
         groups = {group: GroupSettings() for group in sorted(known)}
         for name, given in self._parsed.groups.items():
             try:

@@ -4,7 +4,7 @@ Every error a caller can be told, and what it is on each transport.
     GatewayError
     |- InvalidRequest            the request cannot be served as it is; `param` names the field
     |- Unauthenticated, PermissionDenied
-    |- NotFound, ModelNotFound, Conflict, IdempotencyMismatch, PayloadTooLarge
+    |- NotFound, ModelNotFound, Conflict, IdempotencyMismatch
     |- AdmissionRefused          no slot: queue, deadline, cooldown, store, duplicate debit
     |- NoRoute                   no route is left to try: policy, readiness
     |- AllRoutesFailed           every attempt failed; lists them
@@ -35,6 +35,7 @@ class Code(enum.StrEnum):
     PERMISSION_DENIED = "permission_denied"
     NOT_FOUND = "not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
+    REQUEST_TIMEOUT = "request_timeout"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     MODEL_NOT_FOUND = "model_not_found"
     CONFLICT = "conflict"
@@ -77,6 +78,7 @@ STATUS: dict[Code, Status] = {
     Code.PERMISSION_DENIED: Status(403, "PERMISSION_DENIED", "permission_error"),
     Code.NOT_FOUND: Status(404, "NOT_FOUND", "not_found_error"),
     Code.METHOD_NOT_ALLOWED: Status(405, "UNIMPLEMENTED", "invalid_request_error"),
+    Code.REQUEST_TIMEOUT: Status(408, "DEADLINE_EXCEEDED", "timeout_error"),
     Code.UNSUPPORTED_MEDIA_TYPE: Status(415, "INVALID_ARGUMENT", "invalid_request_error"),
     Code.MODEL_NOT_FOUND: Status(404, "NOT_FOUND", "not_found_error"),
     Code.CONFLICT: Status(409, "FAILED_PRECONDITION", "conflict_error"),

@@ -52,13 +52,21 @@ class Run:
         self.debit_id = call.options.debit_id or call.request_id
         self.created_at = datetime.now(UTC).isoformat()
         self.started_at = time.monotonic()
-        #: The attempt number last asked for. A ticket that was refused uses one up, too.
+        #: The attempt number last asked for. A ticket that was given up may have used one up, too.
         self.number = call.attempts_before
         self.reports: list[AttemptReport] = []
         self.refusals: list[Refusal] = []
         self.pauses = 0
         self.floor_s = 0.0
         self.done: Outcome | None = None
+        self.warnings = tuple(
+            f"{name}: kept for the record, not enforced by this version"
+            for name, value in (
+                ("owner_fence", call.options.owner_fence),
+                ("idempotency_key", call.options.idempotency_key),
+            )
+            if value is not None
+        )
 
     @property
     def failed(self) -> AttemptReport | None:
@@ -183,6 +191,7 @@ class Run:
             counters=receipt.counters,
             served_model=None if attempt is None else attempt.served_model,
             provider_request_id=None if attempt is None else attempt.provider_request_id,
+            warnings=self.warnings,
         )
         return self.done
 

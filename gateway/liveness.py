@@ -40,8 +40,11 @@ class Liveness:
         """This process is that owner for as long as it lives. Calling it again does nothing."""
         if owner in self._held:
             return
-        file = (self._directory / str(owner)).open("wb")
+        # Locked before it has its name: a file that can be found is never an unlocked one of a living process.
+        nameless = self._directory / f"{owner}.new"
+        file = nameless.open("wb")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        nameless.rename(self._directory / str(owner))
         self._held[owner] = file
 
     def dead(self) -> list[uuid.UUID]:

@@ -135,9 +135,11 @@ class Pipeline:
                 ),
                 observer.queued,
             )
-            # This process had lapsed and is another one now: the same question again, as that one.
-            if not (isinstance(answer, Refusal) and answer.reason is RefusalReason.LAPSED):
-                return answer
+            if isinstance(answer, Refusal):
+                run.number -= not answer.used
+                if answer.reason is RefusalReason.LAPSED:
+                    continue  # this process is another one now: the same question again, as that one
+            return answer
 
     def _recheck(self, run: Run, lease: Lease) -> None:
         """Between grant and dispatch much may have changed. Raising here settles as not dispatched."""

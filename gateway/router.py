@@ -175,7 +175,7 @@ class Router:
         """
         options = call.options
         if options.role is not None:
-            raise InvalidRequest("no role is configured: ask for a model", param="role")
+            raise InvalidRequest("no role is configured: ask for a model", code=Code.UNSUPPORTED_FIELD, param="role")
         routes: list[Route] = []
         left_out: list[LeftOut] = []
         for index, target in enumerate(self.targets(call.model)):

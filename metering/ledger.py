@@ -10,12 +10,12 @@ from __future__ import annotations
 import importlib.resources
 import uuid
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import asyncpg
 import msgspec
 
-if TYPE_CHECKING:
-    import asyncpg
+from metering.cost import decimal_string
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,9 +128,17 @@ class Ledger:
             if kind != "day":
                 entry.pop("day")
             for field in ("charged_usd", "unknown_upper_bound_usd"):
-                entry[field] = f"{entry[field]:f}"
+                entry[field] = decimal_string(entry[field])
             sums[kind] = entry
         return sums
+
+    async def partition(self) -> bool:
+        """Makes the invocations' partitions of this month and the next. False where this role may not."""
+        try:
+            await self._pool.execute("select control.partition_invocations_v1()")
+        except asyncpg.InsufficientPrivilegeError:
+            return False
+        return True
 
     async def attempts_of(self, key_id: uuid.UUID, debit_id: str) -> list[LedgerAttempt]:
         """The attempts of a debit that were granted, in order."""

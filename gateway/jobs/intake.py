@@ -13,9 +13,10 @@ from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 
 import msgspec
 
+from admission.combiner import Lane
 from gateway.database import StoreUnavailable, store_errors
 from gateway.errors import Code, GatewayError, IdempotencyMismatch
-from gateway.jobs.lane import Lane
+from gateway.jobs.lane import lane
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
 from gateway.jobs.store import INSERT_ROWS, Accepted, JobStore
@@ -70,7 +71,7 @@ class Intake:
         self._judge = judge
         self._settings = settings
         self._submitted = submitted
-        self._shared: Lane[Sequence[Line], None] = Lane(
+        self._shared: Lane[Sequence[Line], None] = lane(
             self._insert_shared, most=_SHARED_SUBMISSIONS, patience_s=settings.write_patience_s
         )
 
@@ -108,7 +109,7 @@ class Intake:
                 if not receipt.accepted:
                     return receipt, False
                 if idempotency is None and spool.whole is not None and len(spool.whole) <= _SHARED_LINES:
-                    await self._shared.put(spool.whole)
+                    await self._shared.submit(spool.whole)
                 else:
                     earlier = await self._persist(key_id, spool, receipt, idempotency)
         if earlier is not None:

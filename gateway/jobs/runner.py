@@ -22,13 +22,14 @@ import structlog
 
 from adapters.chat import ChatRequest, ChatResponse
 from adapters.errors import MalformedRequest, ProviderError
+from admission.combiner import Lane, Rejected
 from admission.lease import Waiting, new_id
 from gateway.answer import Line
 from gateway.call import Call, Caller, Options
 from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
 from gateway.jobs import model
-from gateway.jobs.lane import Lane
+from gateway.jobs.lane import lane
 from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, Held, Status
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Answer, Ending, Intent, JobStore
@@ -125,7 +126,7 @@ class _Run:
 
     async def dispatching(self, attempt: int) -> None:
         try:
-            allowed = await self._runner.intents.put(
+            allowed = await self._runner.intents.submit(
                 Intent(job_id=self.job.job_id, claims=self.job.claims, attempt=attempt)
             )
         except StoreUnavailable:
@@ -143,7 +144,7 @@ class _Run:
         )
         # Where the store stays away the answer goes along with the job's end.
         with contextlib.suppress(StoreUnavailable):
-            self.stored = await self._runner.answers.put(self.answer)
+            self.stored = await self._runner.answers.submit(self.answer)
 
 
 class Runner:
@@ -174,13 +175,13 @@ class Runner:
         self._owner = owner
         self._settings = settings
         patience_s = settings.write_patience_s
-        self.intents: Lane[Intent, bool] = Lane(
+        self.intents: Lane[Intent, bool] = lane(
             lambda intents: store.intend(owner, intents), most=_MOST_WRITES, patience_s=patience_s
         )
-        self.answers: Lane[Answer, bool] = Lane(
+        self.answers: Lane[Answer, bool] = lane(
             lambda answers: store.store_results(owner, answers), most=_MOST_WRITES, patience_s=patience_s
         )
-        self._endings: Lane[Ending, Status | None] = Lane(
+        self._endings: Lane[Ending, Status | None] = lane(
             lambda endings: store.conclude(owner, endings), most=_MOST_WRITES, patience_s=_FOR_EVER_S
         )
         #: By job and claim: a process that was thought dead may come to hold a job a second time.
@@ -397,14 +398,14 @@ class Runner:
             answer=None if run.stored else run.answer,
         )
         try:
-            status = await self._endings.put(ending)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError):
+            status = await self._endings.submit(ending)
+        except Rejected:
             # The row cannot take what it was to be told. An end without it is better than none.
             fault = model.failed(Internal("the gateway could not store how the job ended"))
             ending = Ending(
                 job_id=job.job_id, claims=job.claims, decision=fault, outcome=None, attempts=ending.attempts
             )
-            status = await self._endings.put(ending)
+            status = await self._endings.submit(ending)
         if status is None:
             log.warning("jobs.end_refused", job_id=str(job.job_id), claims=job.claims)
         elif status in model.TERMINAL:
@@ -461,7 +462,7 @@ class Runner:
                 seen.add(job.job_id)
                 try:
                     await self._take_up(owner, job, in_order=in_order)
-                except (GatewayError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                except (GatewayError, Rejected, asyncpg.PostgresError, asyncpg.InterfaceError):
                     # The next round tries it again; its neighbours need not wait for that.
                     log.exception("jobs.recovery_fault", job_id=str(job.job_id))
             count += len(held)

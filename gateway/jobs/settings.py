@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
 import msgspec
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=10_000_000_000)]
+Seconds: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=10_000_000_000)]
 
 
 class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All times in seconds."""
 
     #: Jobs in flight in one process. What a provider may take at once is admission's business.
-    concurrency: int = 32
+    concurrency: Count = 32
     #: The deadline of a job that names none.
-    deadline_s: float = 86_400.0
-    longest_deadline_s: float = 30 * 86_400.0
+    deadline_s: Seconds = 86_400.0
+    longest_deadline_s: Seconds = 30 * 86_400.0
     #: Runs of a job that names no number: a run that every route failed, for reasons that may pass, is run again.
-    max_attempts: int = 3
-    most_attempts: int = 10
+    max_attempts: Count = 3
+    most_attempts: Count = 10
     #: Claims that may die with their process before the job is taken for the cause.
-    poison_claims: int = 5
+    poison_claims: Count = 5
     #: Between looks for due jobs: from the first to the second while there are none.
-    poll_shortest_s: float = 0.05
-    poll_longest_s: float = 1.0
+    poll_shortest_s: Seconds = 0.05
+    poll_longest_s: Seconds = 1.0
     #: Between looks for requests to cancel what runs here.
-    cancel_poll_s: float = 0.5
+    cancel_poll_s: Seconds = 0.5
     #: Between looks for the end of jobs that callers wait for.
-    watch_poll_s: float = 0.25
+    watch_poll_s: Seconds = 0.25
     #: Between rounds that expire jobs and recover those of dead processes.
-    upkeep_s: float = 2.0
+    upkeep_s: Seconds = 2.0
     #: Between rounds that delete what is past its retention.
-    purge_s: float = 3600.0
+    purge_s: Seconds = 3600.0
     #: How long the write before a dispatch, and the one of an answer, is tried while the store is away.
-    write_patience_s: float = 10.0
+    write_patience_s: Seconds = 10.0
     #: Before a job that was refused is due again: the first time, and at most.
-    refused_delay_s: float = 0.5
-    refused_longest_s: float = 30.0
+    refused_delay_s: Seconds = 0.5
+    refused_longest_s: Seconds = 30.0
     #: Before a run that failed is repeated: the first time, and at most. Doubles in between.
-    retry_delay_s: float = 2.0
-    retry_longest_s: float = 60.0
+    retry_delay_s: Seconds = 2.0
+    retry_longest_s: Seconds = 60.0
     #: How long an ended job and its content are kept.
-    retention_s: float = 30 * 86_400.0
+    retention_s: Seconds = 30 * 86_400.0
     #: How long an Idempotency-Key stands for its submission.
-    idempotency_retention_s: float = 60 * 86_400.0
-    max_lines: int = 50_000
-    max_line_bytes: int = 8 * 1024 * 1024
+    idempotency_retention_s: Seconds = 60 * 86_400.0
+    max_lines: Count = 50_000
+    max_line_bytes: Count = 8 * 1024 * 1024
     #: A submission larger than this goes through a temporary file.
-    spool_bytes: int = 1024 * 1024
-    longest_wait_s: float = 60.0
+    spool_bytes: Count = 1024 * 1024
+    longest_wait_s: Seconds = 60.0

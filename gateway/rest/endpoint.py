@@ -22,6 +22,7 @@ from aiohttp import web
 from gateway.call import Caller, Scope
 from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest.body import decode
+from metering.cost import decimal_string
 
 _T = TypeVar("_T")
 
@@ -115,7 +116,7 @@ class Exchange:
         """
         The body in pieces as it arrives, at most `limit` bytes in all (default: `max_body_bytes`).
 
-        Raises `payload_too_large`, and InvalidRequest for a body that breaks off, is badly framed or comes too slowly.
+        Raises `payload_too_large`, `request_timeout`, and InvalidRequest for a body that breaks off or is badly framed.
         """
         limit = self._limits.max_body_bytes if limit is None else limit
         request, content = self.request, self.request.content
@@ -139,7 +140,9 @@ class Exchange:
                     async with asyncio.timeout_at(deadline):
                         piece = await content.readany()
                 except TimeoutError as error:
-                    raise InvalidRequest("the request body came too slowly", param="body") from error
+                    raise GatewayError(
+                        "the request body came too slowly", code=Code.REQUEST_TIMEOUT, param="body"
+                    ) from error
                 except web.RequestPayloadError as error:
                     raise InvalidRequest("the request body is badly framed", param="body") from error
             if not piece:
@@ -245,8 +248,25 @@ class Routes:
 
 
 def usd(amount: Decimal) -> str:
-    """Money as JSON has it: a decimal string without an exponent."""
-    return format(amount, "f")
+    """Money as JSON has it: a decimal string without an exponent or trailing zeros."""
+    return decimal_string(amount)
+
+
+def plain(value: object) -> object:
+    """JSON's own types, with money as text without an exponent."""
+    return _spelled(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
+
+
+def _spelled(value: object) -> object:
+    match value:
+        case Decimal():
+            return usd(value)
+        case dict():
+            return {name: _spelled(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_spelled(item) for item in value]
+        case _:
+            return value
 
 
 def json_response(

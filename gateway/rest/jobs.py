@@ -13,7 +13,6 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +30,7 @@ from gateway.jobs.submission import LineSplitter
 from gateway.jobs.watch import Watch
 from gateway.outcome import Outcome
 from gateway.rest.body import decode
-from gateway.rest.endpoint import Endpoint, Exchange, usd
+from gateway.rest.endpoint import Endpoint, Exchange, plain, usd
 from gateway.rest.fields import IDEMPOTENCY_KEY
 from gateway.rest.status import error_body
 
@@ -108,7 +107,7 @@ def routes(
         if job is None:
             raise _absent()
         waiting = await _waiting(waits, [job])
-        return exchange.answer(_rendered(job, waiting) | {"outcome": _plain(job.outcome)})
+        return exchange.answer(_rendered(job, waiting) | {"outcome": plain(job.outcome)})
 
     async def page(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query((*_FILTERS, "cursor", "limit"))
@@ -157,7 +156,7 @@ def routes(
             job = await store.get(key_id, job_id)
         if job is None:
             raise _absent()
-        return exchange.answer(_rendered(job, {}) | {"outcome": _plain(job.outcome)})
+        return exchange.answer(_rendered(job, {}) | {"outcome": plain(job.outcome)})
 
     async def delete(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -416,20 +415,3 @@ def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | No
 def _cost_usd(outcome: Outcome | None) -> str | None:
     """A decimal string; null where it is not known, which is not zero."""
     return None if outcome is None or outcome.cost.usd is None else usd(outcome.cost.usd)
-
-
-def _plain(value: object) -> object:
-    """JSON's own types, with money as text without an exponent."""
-    return _spelled(msgspec.to_builtins(value, builtin_types=(Decimal,)))
-
-
-def _spelled(value: object) -> object:
-    match value:
-        case Decimal():
-            return usd(value)
-        case dict():
-            return {name: _spelled(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_spelled(item) for item in value]
-        case _:
-            return value

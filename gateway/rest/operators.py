@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from decimal import Decimal
 from typing import Protocol
 from uuid import UUID
 
@@ -15,7 +14,7 @@ from aiohttp import web
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import Code, GatewayError, InvalidRequest
-from gateway.rest.endpoint import Access, Endpoint, Exchange, usd
+from gateway.rest.endpoint import Access, Endpoint, Exchange, plain
 
 #: Characters of a session id.
 MAX_SESSION_ID = 256
@@ -103,14 +102,14 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
         key_id = None if Scope.ADMIN in caller.scopes else caller.key_id
         try:
             sums = await usage.read(session_id=session_id, day=day, key_id=key_id, session_key=caller.key_id)
-            return exchange.answer(_plain(sums))
+            return exchange.answer(plain(sums))
         except StoreUnavailable as error:
             raise _unavailable() from error
 
     async def read_groups(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         try:
-            return exchange.answer({"groups": _plain(await groups.groups())})
+            return exchange.answer({"groups": plain(await groups.groups())})
         except StoreUnavailable as error:
             raise _unavailable() from error
 
@@ -141,23 +140,6 @@ def _day(text: str) -> date:
         return date.fromisoformat(text if _DAY.fullmatch(text) else "")
     except ValueError as error:
         raise InvalidRequest("must be a day as YYYY-MM-DD", param="day") from error
-
-
-def _plain(value: object) -> object:
-    """JSON's own types, with every Decimal as text without an exponent."""
-    return _spelled(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
-
-
-def _spelled(value: object) -> object:
-    match value:
-        case Decimal():
-            return usd(value)
-        case dict():
-            return {name: _spelled(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_spelled(item) for item in value]
-        case _:
-            return value
 
 
 def _unavailable() -> GatewayError:

@@ -100,6 +100,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         return failure
 
     async def _call(self, request_id: str, request: pb.CompletionRequest, context: Context[_Response]) -> Call:
+        try:
+            return await self._asked(request_id, request, context)
+        except GatewayError as error:
+            # The line never hears of it, so its one line a request does not tell.
+            log.info("gateway.request_refused", request_id=request_id, code=error.code.value, method="grpc")
+            raise
+
+    async def _asked(self, request_id: str, request: pb.CompletionRequest, context: Context[_Response]) -> Call:
         caller = await self._authenticator.authenticate(_bearer(context.invocation_metadata() or ()))
         if Scope.CHAT not in caller.scopes:
             raise PermissionDenied(f"this API key does not have the scope `{Scope.CHAT}`")

@@ -40,7 +40,7 @@ def settings(**changes) -> AdmissionSettings:
         for name in ("concurrency", "queue", "failure_threshold", "first_cooldown_s", "longest_cooldown_s")
         if name in changes
     }
-    return AdmissionSettings(groups={GROUP: GroupSettings(**limits)}, configuration_hash="1", **changes)
+    return AdmissionSettings(groups={GROUP: GroupSettings(**limits)}, **changes)
 
 
 @asynccontextmanager
@@ -368,10 +368,25 @@ async def test_a_refused_element_does_not_fail_its_neighbours(database_url):
 @pytest.mark.parametrize("newer", [1, 9], ids=["lower limit", "higher limit"])
 async def test_the_newest_configuration_first_seen_is_in_force(database_url, newer):
     old = settings(concurrency=4)
-    new = msgspec.structs.replace(settings(concurrency=newer), configuration_hash="2")
+    new = settings(concurrency=newer)
     async with controller(database_url, old), controller(database_url, new), controller(database_url, old):
         [group] = await rows(database_url, "select concurrency from control.capacity_group")
         assert group["concurrency"] == newer
+
+
+async def test_going_back_to_earlier_limits_takes_another_revision(database_url):
+    for limits, expected in (
+        (settings(concurrency=8), 8),
+        (settings(concurrency=2), 2),
+        (settings(concurrency=8), 2),
+        (settings(concurrency=8, revision=2), 8),
+    ):
+        store = Store(database_url, limits)
+        overruled = await store.configure()
+        await store.close()
+        [group] = await rows(database_url, "select concurrency from control.capacity_group")
+        assert group["concurrency"] == expected
+        assert overruled == ([] if limits.groups[GROUP].concurrency == expected else [GROUP])
 
 
 async def test_a_record_the_ledger_refuses_still_frees_the_slot_and_is_told(database_url):

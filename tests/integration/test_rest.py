@@ -371,7 +371,7 @@ async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(wor
     status, body, _ = await world.ask("GET", "/v1/usage?session=s%201&day=2026-02-28", headers=world.key("usage:read"))
     assert status == 200
     assert body["day"]["charged_usd"] == "0.0000001"
-    assert body["total"]["charged_usd"] == "12.50"
+    assert body["total"]["charged_usd"] == "12.5"
     await world.ask("GET", "/v1/usage")
     own = await world.authenticator.authenticate(world.secrets["usage:read"])
     assert world.usage.asked == [("s 1", date(2026, 2, 28), own.key_id), (None, None, None)]
@@ -379,7 +379,7 @@ async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(wor
 
 async def test_groups_are_told_as_the_store_has_them(world: World):
     status, body, _ = await world.ask("GET", "/v1/groups")
-    assert (status, body) == (200, {"groups": [{"name": "https://api.example:443", "spent": "0.000000000000"}]})
+    assert (status, body) == (200, {"groups": [{"name": "https://api.example:443", "spent": "0"}]})
 
 
 async def test_a_lost_store_is_said_so(world: World):
@@ -582,7 +582,7 @@ async def test_a_slow_body_is_cut_and_a_slow_head_too(world: World):
 
     auth = f"authorization: Bearer {world.secrets['all']}\r\n".encode()
     body, took = await trickle(b"POST /v1/lines HTTP/1.1\r\nhost: x\r\n" + auth + b"content-length: 100000\r\n\r\n")
-    assert b" 400 " in body
+    assert b" 408 " in body
     assert b"too slowly" in body
     assert took < 4
     _, took = await trickle(b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncookie: ")

@@ -2,12 +2,14 @@
 
 create schema if not exists control;
 
--- Every configuration that was ever started with. The newest first seen is in force; processes with an older one
+-- Every set of limits that a group was ever started with. The newest first seen is in force; processes with an older one
 -- take the limits that are stored.
 create table control.configuration (
     version bigint generated always as identity primary key,
-    hash text not null unique,
-    first_seen timestamptz not null default clock_timestamp()
+    group_id text not null,
+    hash text not null,
+    first_seen timestamptz not null default clock_timestamp(),
+    unique (group_id, hash)
 );
 
 create table control.capacity_group (
@@ -19,7 +21,7 @@ create table control.capacity_group (
     next_number bigint not null default 1,
     -- Interactive grants made while batch waited, since the last batch grant.
     batch_credit integer not null default 0,
-    -- The breaker: see admission/breaker.py for the transition table.
+    -- The breaker: ARCHITECTURE.md has its states and what moves it.
     breaker text not null default 'closed' check (breaker in ('closed', 'open', 'half_open')),
     generation bigint not null default 1,
     probe uuid,
