@@ -89,6 +89,7 @@ class Controller:
         self._admissions: dict[str, Lane[_Ticket | None, None]] = {}
         self._clean: Lane[Settlement, SettledRow] = Lane(lambda batch: self._settle(None, batch))
         self._judged: dict[str, Lane[Settlement, SettledRow]] = {}
+        self._decided: Lane[Lease, None] = Lane(self._decide, batch=1)
         self._abandoned: Lane[tuple[uuid.UUID, bool], None] = Lane(self._abandon)
         self._notified: Lane[uuid.UUID, None] = Lane(self._notify)
         self._someone_waits = asyncio.Event()
@@ -149,6 +150,14 @@ class Controller:
     def valid(self, lease: Lease) -> bool:
         """The recheck: this process is still trusted and the attempt's time is not over. Ask right before sending."""
         return time.monotonic() < min(self._trusted_until, lease.hard_deadline)
+
+    def content_seen(self, lease: Lease) -> None:
+        """
+        The attempt gives valid content. Where it is the probe of a half-open breaker that closes it: nobody waits for
+        the end of a long answer. On its way when this returns.
+        """
+        if lease.probe:
+            self._decided.post(lease)
 
     def settle(self, settlement: Settlement) -> Awaitable[Settled]:
         """
@@ -303,6 +312,13 @@ class Controller:
         found = await asyncio.shield(row)
         return Settled(applied=found.applied, counters=None if found.counters is None else found.counters.encode())
 
+    async def _decide(self, batch: Sequence[Lease]) -> list[None]:
+        for lease in batch:
+            with contextlib.suppress(StoreUnavailable):  # its settlement decides it then
+                await self._store.decide(lease.group, lease.ticket_id, lease.generation)
+                await self.advance([lease.group])
+        return [None] * len(batch)
+
     async def _abandon(self, batch: Sequence[tuple[uuid.UUID, bool]]) -> list[None]:
         # A tombstone costs a row that stays, so only tickets whose acquire was never acknowledged get one.
         for tombstone in (False, True):
@@ -358,6 +374,7 @@ class Controller:
                     await asyncio.gather(*(lane.drain() for lane in self._admissions.values()))
                     await asyncio.gather(self._clean.drain(), *(lane.drain() for lane in self._judged.values()))
                     await self._abandoned.drain()
+                    await self._decided.drain()
                     with contextlib.suppress(StoreUnavailable):
                         await self._store.bury([self.owner, self.process])
 

@@ -152,6 +152,11 @@ class Store:
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
         return [found[s.lease.ticket_id] for s in settlements]
 
+    async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
+        """The probe of a half-open breaker has given valid content."""
+        async with self._connection() as connection:
+            await connection.execute(_sql("decide"), group, ticket, generation)
+
     async def abandon(self, shard: int, tickets: Sequence[uuid.UUID], *, tombstone: bool) -> list[str]:
         """Takes tickets back. Answers the groups in which a slot came free."""
         async with self._connection() as connection:

@@ -100,6 +100,7 @@ class Pipeline:
                     except (ProviderError, RequestNotExpressible) as error:
                         attempt.error = error
                     else:
+                        self._controller.content_seen(lease)
                         stack.push_async_exit(trial.pop_all())
                         return attempt, begun
                     receipt = await self._attempts.settle(attempt, run.reports)

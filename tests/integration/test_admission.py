@@ -321,6 +321,22 @@ async def test_the_breaker_opens_lets_one_probe_through_and_closes(database_url)
         await granted(one, demand())
 
 
+async def test_a_probe_is_decided_by_its_first_content_and_not_by_its_end(database_url):
+    given = settings(failure_threshold=1, first_cooldown_s=0.1, concurrency=3)
+    async with controller(database_url, given) as one:
+        lease = await granted(one, demand())
+        await one.settle(settlement(lease, verdict=Verdict.TRANSIENT, state="zero", record=b'{"status":"error"}'))
+        probe = await granted(one, demand(waits_for_cooldown=True))
+        assert probe.probe
+        waiting = asyncio.create_task(granted(one, demand(waits_for_cooldown=True)))
+        await until(lambda: _queued(database_url, 1))
+        one.content_seen(probe)
+        assert not (await waiting).probe
+        # Its late failure belongs to a generation that is over.
+        await one.settle(settlement(probe, verdict=Verdict.TRANSIENT, state="zero", record=b'{"status":"error"}'))
+        await granted(one, demand())
+
+
 async def test_a_rate_limit_opens_at_once_for_as_long_as_the_provider_says(database_url):
     async with controller(database_url, settings(rescan_s=0.1)) as one:
         lease = await granted(one, demand())

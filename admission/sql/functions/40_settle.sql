@@ -130,6 +130,15 @@ begin
     end loop;
 end $$;
 
+-- A probe has given its first valid content: that decides it, whenever it ends.
+create or replace function control.decide_v1(p_group text, p_ticket uuid, p_generation bigint) returns void
+language plpgsql as $$
+begin
+    perform from control.capacity_group c where c.group_id = p_group for update;
+    perform control.judge_v1(p_group, array[p_ticket], array['confirmed'], array['answered'], array[p_generation],
+                             array[null::bigint], clock_timestamp());
+end $$;
+
 -- Takes tickets back: waiters leave, a grant that nobody will use is settled as zero. For a ticket whose acquire was
 -- never acknowledged a tombstone is left, so that a late commit cannot revive it.
 create or replace function control.abandon_v1(p_ticket uuid[], p_shard smallint, p_tombstone boolean)
