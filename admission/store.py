@@ -287,6 +287,10 @@ class Store:
                     "lock_timeout": milliseconds,
                     "idle_in_transaction_session_timeout": milliseconds,
                     "jit": "off",
+                    # The functions' statements are small and many: planning them anew costs more than running them,
+                    # and a table that was just emptied looks cheap to scan until it is not.
+                    "plan_cache_mode": "force_generic_plan",
+                    "enable_seqscan": "off",
                 },
             )
         )

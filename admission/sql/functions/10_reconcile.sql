@@ -24,9 +24,11 @@ begin
     delete from control.ticket t
      where t.ticket_id in (
         select q.ticket_id from control.ticket q
-         where q.group_id = p_group and q.state = 'queued'
+         where q.ticket_id in (
+            select h.ticket_id from control.ticket h
+             where h.group_id = p_group and h.state = 'queued' order by h.class, h.number limit 100)
            and (q.queue_deadline + interval '2 s' < p_now or control.owner_is_dead_v1(q.owner_id, p_now))
-         limit 100 for update skip locked);
+         for update skip locked);
 
     -- Grants their owner did not confirm: back into the queue at their number, or gone with their owner.
     delete from control.ticket t
@@ -84,6 +86,15 @@ begin
          where group_id = p_group;
     end if;
 end $$;
+
+-- Is anybody at the head of the queue overdue, or of an owner that is not heard of?
+create or replace function control.queue_is_due_v1(p_group text, p_fresh uuid[], p_now timestamptz) returns boolean
+language sql stable as $$
+    select exists (
+        select from (select h.queue_deadline, h.owner_id from control.ticket h
+                      where h.group_id = p_group and h.state = 'queued' order by h.class, h.number limit 100) q
+         where q.queue_deadline + interval '2 s' < p_now or q.owner_id <> all (p_fresh))
+$$;
 
 -- Opens a group's breaker, longer each time in a row. Waiters that would rather go elsewhere are let go.
 create or replace function control.open_breaker_v1(p_group text, p_retry_after interval, p_now timestamptz) returns void

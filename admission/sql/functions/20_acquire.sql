@@ -34,20 +34,30 @@ declare
     v_batch integer;
     v_granted uuid[];
     v_is_probe boolean;
+    v_due boolean;
+    v_fresh uuid[];
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'admission needs read committed' using errcode = 'invalid_transaction_state';
     end if;
-    perform from control.capacity_group where group_id = p_group for update;
+    select * into g from control.capacity_group where group_id = p_group for update;
     if not found then
         raise exception 'no such capacity group' using errcode = 'no_data_found';
     end if;
     v_now := clock_timestamp();
-    perform control.reconcile_v1(p_group, v_now);
-    select * into g from control.capacity_group where group_id = p_group;
-
-    select count(*) filter (where true), count(*) filter (where t.class = 1) into v_occupied, v_batch_occupied
+    v_fresh := array(select o.owner_id from control.owner o where o.expires_at > v_now);
+    -- One look at the slots counts them and tells whether time has changed anything.
+    select count(*), count(*) filter (where t.class = 1),
+           bool_or(least(t.hard_deadline, t.quarantined_until, t.grant_expires_at) <= v_now
+                   or t.owner_id <> all (v_fresh))
+      into v_occupied, v_batch_occupied, v_due
       from control.ticket t where t.group_id = p_group and t.state <> 'queued';
+    if v_due or g.breaker <> 'closed' or control.queue_is_due_v1(p_group, v_fresh, v_now) then
+        perform control.reconcile_v1(p_group, v_now);
+        select * into g from control.capacity_group where group_id = p_group;
+        select count(*), count(*) filter (where t.class = 1) into v_occupied, v_batch_occupied
+          from control.ticket t where t.group_id = p_group and t.state <> 'queued';
+    end if;
     v_free := greatest(0, g.concurrency - v_occupied);
     if g.breaker = 'open' or (g.breaker = 'half_open' and g.probe is not null) then
         v_free := 0;
@@ -74,7 +84,7 @@ begin
                    when exists (select from control.ticket t
                                  where t.ticket_id = e.ticket_id and t.owner_id = p_owner) then 'replay'
                    when exists (select from control.attempt a where a.ticket_id = e.ticket_id) then 'ended'
-                   when not control.owner_is_fresh_v1(p_owner, v_now) then 'lapsed'
+                   when p_owner <> all (v_fresh) then 'lapsed'
                    when exists (select from control.attempt a
                                  where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt)
                      or exists (select from control.ticket t
@@ -132,13 +142,13 @@ begin
             (select q.ticket_id, q.class, row_number() over (order by q.number) as r
                from control.ticket q
               where q.group_id = p_group and q.state = 'queued' and q.class = 0
-                and control.owner_is_fresh_v1(q.owner_id, v_now)
+                and q.owner_id = any (v_fresh)
               order by q.number limit v_free)
             union all
             (select q.ticket_id, q.class, row_number() over (order by q.number)
                from control.ticket q
               where q.group_id = p_group and q.state = 'queued' and q.class = 1
-                and control.owner_is_fresh_v1(q.owner_id, v_now)
+                and q.owner_id = any (v_fresh)
               order by q.number
               limit least(v_free, greatest(0, (case when g.concurrency > 1 then g.concurrency - 1 else 1 end)
                                               - v_batch_occupied)))
@@ -154,7 +164,7 @@ begin
             update control.ticket t
                set state = case when t.owner_id = p_owner then 'active' else 'granted' end,
                    generation = g.generation, granted_at = v_now,
-                   grant_expires_at = v_now + p_grant_ttl_ms * interval '1 ms',
+                   grant_expires_at = case when t.owner_id <> p_owner then v_now + p_grant_ttl_ms * interval '1 ms' end,
                    hard_deadline = case when t.owner_id = p_owner
                        then least(v_now + t.execution_limit, t.caller_deadline + t.isolation) end
               from locked l where t.ticket_id = l.ticket_id

@@ -17,7 +17,7 @@ begin
              order by t.ticket_id for update
         ), confirmed as (
             update control.ticket t
-               set state = 'active',
+               set state = 'active', grant_expires_at = null,
                    hard_deadline = least(clock_timestamp() + t.execution_limit, t.caller_deadline + t.isolation)
               from mine
              where t.ticket_id = mine.ticket_id and t.state = 'granted' and t.grant_expires_at > clock_timestamp()

@@ -40,6 +40,7 @@ language plpgsql as $$
 #variable_conflict use_column
 begin
     delete from control.owner o where o.owner_id = any (p_owner);
+    delete from control.ticket t where t.owner_id = any (p_owner) and t.state = 'queued';
     update control.reclaim set not_before = clock_timestamp() where cardinality(p_owner) > 0 and not exists (
         select from control.ticket t join control.owner o on o.owner_id = t.owner_id
          where o.expires_at <= clock_timestamp());
@@ -56,6 +57,11 @@ begin
     delete from control.owner o
      where o.expires_at < v_now - interval '1 day'
        and not exists (select from control.ticket t where t.owner_id = o.owner_id);
+    delete from control.ticket t where t.ticket_id in (
+        select q.ticket_id from control.ticket q
+         where q.state = 'queued' and q.owner_id not in (select o.owner_id from control.owner o where o.expires_at > v_now)
+           and control.owner_is_dead_v1(q.owner_id, v_now)
+         limit 1000 for update skip locked);
     return query
         select distinct t.group_id from control.ticket t
          where t.state <> 'queued'
