@@ -58,6 +58,10 @@ class Run:
         self.refusals: list[Refusal] = []
         self.pauses = 0
         self.floor_s = 0.0
+        #: In queues, over all attempts that got a slot.
+        self.queued_s = 0.0
+        #: Of the attempt that answered, from its dispatch.
+        self.first_byte_s: float | None = None
         self.done: Outcome | None = None
         self.warnings = tuple(
             f"{name}: kept for the record, not enforced by this version"
@@ -241,6 +245,8 @@ class Run:
             cost_state=self.done.cost.state,
             cost_usd=None if self.done.cost.usd is None else decimal_string(self.done.cost.usd),
             settlement=self.done.settlement,
+            queued_ms=round(self.queued_s * 1000),
+            first_byte_ms=None if self.first_byte_s is None else round(self.first_byte_s * 1000),
             duration_ms=round((time.monotonic() - self.started_at) * 1000),
         )
 

@@ -87,6 +87,7 @@ class Pipeline:
                 if isinstance(lease, Refusal):
                     run.refused(lease)
                     continue
+                run.queued_s += lease.queued_s
                 async with AsyncExitStack() as trial:
                     attempt = await trial.enter_async_context(
                         self._attempts.opened(run.call, route, lease, run.number, run.reports)
@@ -101,6 +102,7 @@ class Pipeline:
                         attempt.error = error
                     else:
                         self._controller.content_seen(lease)
+                        run.first_byte_s = attempt.first_byte_s
                         stack.push_async_exit(trial.pop_all())
                         return attempt, begun
                     receipt = await self._attempts.settle(attempt, run.reports)
