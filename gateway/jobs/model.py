@@ -168,6 +168,8 @@ class GiveBack(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     #: The run counts among those the job may have.
     counts: bool
+    #: Seconds in which this process takes no other job of the same model: it would fare no better.
+    hold_s: float = 0.0
     #: Given back by its own process. A claim that died with its process counts towards poison.
     in_order: bool = True
 
@@ -230,9 +232,15 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
             return EXPIRED
         case Code.DUPLICATE_DEBIT if not sent and job.options.debit_id == str(job.job_id):
             # Nobody else uses the id: an earlier executor of this very job is not over yet.
-            return GiveBack(delay_s=_refused_delay(error, job, settings), reason=error.code.value, counts=False)
+            return GiveBack(delay_s=_refused_delay(error, settings), reason=error.code.value, counts=False)
+        case Code.QUEUE_FULL if not sent:
+            # It keeps its place: what is full for one is full for those behind it.
+            return GiveBack(delay_s=0.0, reason=error.code.value, counts=False, hold_s=settings.full_hold_s)
         case code if code in NOT_NOW and not sent:
-            return GiveBack(delay_s=_refused_delay(error, job, settings), reason=code.value, counts=False)
+            delay_s = _refused_delay(error, settings)
+            return GiveBack(
+                delay_s=delay_s, reason=code.value, counts=False, hold_s=min(delay_s, settings.refused_hold_s)
+            )
         case code if unknown or code in NOT_NOW or code is Code.INTERNAL or _may_pass(code, outcome):
             if job.runs + 1 >= job.attempts_allowed:
                 return failed(error)
@@ -287,9 +295,8 @@ def _may_pass(code: Code, outcome: Outcome | None) -> bool:
     )
 
 
-def _refused_delay(error: GatewayError, job: Claimed, settings: JobsSettings) -> float:
-    grown: float = min(settings.refused_longest_s, settings.refused_delay_s * 2 ** min(job.returned, 10))
-    return _spread(max(grown, error.retry_after_s or 0.0))
+def _refused_delay(error: GatewayError, settings: JobsSettings) -> float:
+    return _spread(max(settings.refused_delay_s, error.retry_after_s or 0.0))
 
 
 def _retry_delay(error: GatewayError, job: Claimed, settings: JobsSettings) -> float:

@@ -30,7 +30,7 @@ from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
 from gateway.jobs import model
 from gateway.jobs.lane import lane
-from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, Held, Status
+from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, GiveBack, Held, Status
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Answer, Ending, Intent, JobStore
 from gateway.jobs.watch import Watch
@@ -186,6 +186,8 @@ class Runner:
         )
         #: By job and claim: a process that was thought dead may come to hold a job a second time.
         self._running: dict[tuple[uuid.UUID, int], _Run] = {}
+        #: Models that this process leaves alone, and until when.
+        self._held: dict[str, float] = {}
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
@@ -276,7 +278,9 @@ class Runner:
                 await self._room.wait()
                 continue
             self._wake.clear()
-            claimed = await self._store.claim(self._owner, free)
+            now = asyncio.get_running_loop().time()
+            self._held = {model: until for model, until in self._held.items() if until > now}
+            claimed = await self._store.claim(self._owner, free, self._held.keys())
             for job in claimed:
                 self._start(job)
             if claimed:
@@ -284,8 +288,9 @@ class Runner:
                 # Ended jobs make room in this turn of the loop, and one claim then takes for all of them.
                 await asyncio.sleep(0)
                 continue
+            sooner = min(self._held.values(), default=now + pause) - now
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+                await asyncio.wait_for(self._wake.wait(), max(min(pause, sooner), 0.01))
             pause = min(pause * 2, self._settings.poll_longest_s)
 
     def _start(self, job: Claimed) -> None:
@@ -397,6 +402,9 @@ class Runner:
             attempts=max([*made, run.attempt or 0, job.attempts]),
             answer=None if run.stored else run.answer,
         )
+        if isinstance(decision, GiveBack) and decision.hold_s > 0:
+            until = asyncio.get_running_loop().time() + decision.hold_s
+            self._held[job.model] = max(until, self._held.get(job.model, until))
         try:
             status = await self._endings.submit(ending)
         except Rejected:

@@ -36,9 +36,12 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     purge_s: Seconds = 3600.0
     #: How long the write before a dispatch, and the one of an answer, is tried while the store is away.
     write_patience_s: Seconds = 10.0
-    #: Before a job that was refused is due again: the first time, and at most.
+    #: At least so long before a job that was refused for now is due again. A full queue is another matter: the job
+    #: keeps its place, and this process leaves its model alone for `full_hold_s`.
     refused_delay_s: Seconds = 0.5
-    refused_longest_s: Seconds = 30.0
+    full_hold_s: Seconds = 0.1
+    #: How long at most this process leaves a model alone after another refusal.
+    refused_hold_s: Seconds = 1.0
     #: Before a run that failed is repeated: the first time, and at most. Doubles in between.
     retry_delay_s: Seconds = 2.0
     retry_longest_s: Seconds = 60.0

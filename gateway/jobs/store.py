@@ -264,9 +264,10 @@ class JobStore:
 
     # -------------------------------------------------------------- the runner
 
-    async def claim(self, owner: uuid.UUID, most: int) -> Sequence[Claimed]:
+    async def claim(self, owner: uuid.UUID, most: int, held: Collection[str] = ()) -> Sequence[Claimed]:
+        """Takes jobs that are due, but none of the models that are `held`."""
         with store_errors():
-            rows = await self._claiming.fetch(CLAIM, owner, most)
+            rows = await self._claiming.fetch(CLAIM, owner, most, list(held))
         return [
             Claimed(
                 job_id=row["job_id"],

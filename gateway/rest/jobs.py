@@ -404,7 +404,8 @@ def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | No
     until: datetime | None
     if job.status is Status.QUEUED:
         # Not claimed yet: it waits for a free runner, or out what it was refused for.
-        until = job.not_before if job.wait_reason is not None else None
+        waits_out = job.wait_reason not in (None, Code.QUEUE_FULL.value)
+        until = job.not_before if waits_out else None
         return {"reason": job.wait_reason or "runner", "position": None, "group": None, "until": until}
     found = waiting.get(job.options.debit_id or "")
     if job.status is not Status.RUNNING or found is None:

@@ -142,6 +142,24 @@ async def test_jobs_in_flight_at_a_kill_all_end_once_after_a_restart(database_ur
     await audit(database_url, ledger)
 
 
+async def test_a_large_submission_at_the_default_limits_keeps_its_slots_busy(database_url, simulator_process, tmp_path):
+    """The queue is far shorter than the submission: what is refused for now must not be left lying."""
+    await simulator_process.set_faults(latency=0.02)
+    text = toml(simulator_process.url, concurrency=3, queue=32)
+    async with gateway_process(tmp_path, text, TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
+        async with gateway.rest() as client:
+            lines = "\n".join(json.dumps(batch_line("sim-fast", number)) for number in range(200))
+            answer = await client.post("/v1/jobs", content=lines, headers={"content-type": "application/x-ndjson"})
+            assert answer.json()["accepted"] == 200
+            # An interactive caller is not turned away meanwhile.
+            async with gateway.stub() as stub:
+                await stub.Complete(completion("sim-fast"), metadata=METADATA, timeout=10)
+        ledger = await simulator_process.until(lambda ledger: ledger["completed"] == 201, within=40)
+        assert ledger["dispatches"] == 201
+        assert ledger["peak_concurrency"] <= 3
+    await audit(database_url, ledger)
+
+
 async def test_a_stream_whose_provider_dies_ends_with_an_explicit_failure(database_url, simulator, tmp_path):
     await simulator.set_faults(die_after=3, chunks=20)
     async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:

@@ -147,6 +147,26 @@ async def test_a_refused_job_waits_in_the_queue_and_is_never_taken_for_poison(wo
     assert (row["runs"], row["attempts"]) == (0, 1)
 
 
+async def test_a_model_that_is_full_does_not_stand_before_the_others(world: World) -> None:
+    for _ in range(100):
+        await world.one(model="busy")
+    job_id = await world.one(model="ok")
+    async with world.runner(concurrency=4):
+        (row,) = await world.ended(job_id)
+        assert row["status"] == "succeeded"
+        # Held back after each refusal: the hundred were not tried one after the other.
+        assert world.line.refused < 100
+
+
+async def test_models_are_taken_in_turn(world: World) -> None:
+    for _ in range(50):
+        await world.one(model="a")
+    others = [await world.one(model=model) for model in ("b", "c")]
+    claimed = await world.store.claim(new_id(), 6)
+    assert {job.job_id for job in claimed} > set(others)
+    assert len(claimed) == 6
+
+
 async def test_a_job_that_is_refused_until_its_deadline_expires(world: World) -> None:
     job_id = await world.one(model="busy", deadline_s=0.2)
     async with world.runner():
@@ -516,14 +536,14 @@ async def fill(world: World, count: int) -> None:
         """
         insert into content.job (job_id, key_id, submission_id, line, custom_id, session_id, klass, body, options,
             status, created_at, not_before, deadline_at, attempts_allowed, owner, claimed_at, ended_at, expires_at,
-            error_code)
+            error_code, model)
         select ('01900000-0000-7000-8000-' || lpad(to_hex(n), 12, '0'))::uuid, $1,
             '01900000-0000-7000-8000-000000000000', n, 'c' || n, 's' || n % 100, n % 2, '{}', '{"debit_id":"d"}',
             case when n % 10 = 0 then 'queued' when n % 1000 = 1 then 'running' else 'failed' end,
             t, t, t + interval '1 day', 3, gen_random_uuid(), t,
             case when n % 10 <> 0 and n % 1000 <> 1 then t end,
             case when n % 10 <> 0 and n % 1000 <> 1 then t + interval '1 day' end,
-            case when n % 10 <> 0 and n % 1000 <> 1 then 'x' end
+            case when n % 10 <> 0 and n % 1000 <> 1 then 'x' end, 'm' || n % 3
         from generate_series(1, $2::int) as n, (select clock_timestamp() as t) as clock
         """,
         world.key_id,
@@ -538,7 +558,7 @@ async def test_the_hot_statements_read_no_more_rows_than_they_need(world: World)
     low, high = uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1)
     page = (world.key_id, low, high)
     cases: list[tuple[str, tuple[Any, ...]]] = [
-        (statements.CLAIM, (new_id(), 16)),
+        (statements.CLAIM, (new_id(), 16, [])),
         (statements.INTEND, (new_id(), some, [1] * 16, [1] * 16)),
         (statements.STORE_RESULT, (new_id(), some, [1] * 16, [1] * 16, ["{}"] * 16, [200] * 16)),
         (statements.CANCEL_REQUESTS, (new_id(),)),

@@ -1,27 +1,41 @@
--- Take queued jobs that are due, interactive ones first. Nobody else can take them: rows that another claim holds are
--- skipped, and only a queued row is taken.
--- $1: this process's incarnation, $2: how many at most.
-with clock as materialized (select clock_timestamp() as now),
-interactive as materialized (
-    select job_id
-    from content.job
-    where status = 'queued' and klass = 0 and not_before <= (select now from clock)
-    order by not_before, job_id
-    limit $2::int
-    for update skip locked
+-- Take queued jobs that are due, interactive ones first, the models in turn: a large submission for one model does not
+-- stand before the others. Nobody else can take them: rows that another claim holds are skipped, and only a queued row
+-- is taken. Reads the heads of each model's queue, whatever its length.
+-- $1: this process's incarnation, $2: how many at most, $3: models that are not to be taken from.
+with recursive clock as materialized (select clock_timestamp() as now),
+model as (
+    (select model from content.job where status = 'queued' order by model limit 1)
+    union all
+    select (select j.model from content.job j where j.status = 'queued' and j.model > m.model order by j.model limit 1)
+    from model m
+    where m.model is not null
 ),
-batch as materialized (
-    select job_id
-    from content.job
-    where status = 'queued' and klass = 1 and not_before <= (select now from clock)
-    order by not_before, job_id
-    limit $2::int - (select count(*) from interactive)
-    for update skip locked
+head as materialized (
+    select h.job_id, h.klass, h.place
+    from model m
+    cross join (values (0::smallint), (1::smallint)) as k (klass)
+    cross join lateral (
+        select job_id, klass, row_number() over (order by not_before, job_id) as place
+        from content.job
+        where status = 'queued' and model = m.model and klass = k.klass and not_before <= (select now from clock)
+        order by not_before, job_id
+        -- More than are wanted: another process may be taking the first ones.
+        limit 2 * $2::int
+    ) as h
+    where m.model is not null and m.model <> all ($3::text[])
+),
+picked as materialized (
+    select job.job_id
+    from head
+    join content.job as job on job.job_id = head.job_id and job.status = 'queued'
+    order by head.klass, head.place, head.job_id
+    limit $2::int
+    for update of job skip locked
 )
 update content.job as job
 set status = 'running', owner = $1, claims = job.claims + 1, claimed_at = clock.now, intent_attempt = null,
     wait_reason = null
-from clock, (select job_id from interactive union all select job_id from batch) as picked
+from clock, picked
 where job.job_id = picked.job_id
 returning
     job.job_id, job.key_id, job.model, job.body, job.options, job.claims, job.returned, job.runs,

@@ -1,11 +1,13 @@
 -- Return running jobs to the queue; one whose caller took it back in the meantime ends as cancelled instead. Acts only
 -- for the claim that holds the job.
--- $1: owner, then arrays: $2 job ids, $3 claims, $4 seconds until it is due again, $5 given back in order (1) or
+-- $1: owner, then arrays: $2 job ids, $3 claims, $4 seconds until it is due again (0: it keeps its
+-- place), $5 given back in order (1) or
 -- lost with its process (0), $6 whether the run counts (1 or 0), $7 why it waits, $8 outcomes, $9 attempts made;
 -- $10: retention in seconds.
 update content.job as job
 set status = case when job.cancel_requested then 'cancelled' else 'queued' end,
-    owner = null, not_before = clock.now + make_interval(secs => said.delay_s),
+    owner = null,
+    not_before = case when said.delay_s > 0 then clock.now + make_interval(secs => said.delay_s) else job.not_before end,
     returned = job.returned + said.in_order, runs = job.runs + said.counts, intent_attempt = null,
     wait_reason = said.reason, outcome = coalesce(said.outcome, job.outcome),
     attempts = greatest(job.attempts, said.attempts),

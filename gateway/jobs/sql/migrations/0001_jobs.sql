@@ -45,6 +45,7 @@ create table content.job (
     cancel_requested boolean not null default false,
     ended_at timestamptz,
     expires_at timestamptz,
+    constraint queued_has_model check (status <> 'queued' or model is not null),
     constraint running_has_owner check (status <> 'running' or (owner is not null and claimed_at is not null)),
     constraint ended_has_times
         check ((status in ('queued', 'running')) = (ended_at is null) and (ended_at is null) = (expires_at is null)),
@@ -52,8 +53,8 @@ create table content.job (
     constraint fault_has_code check ((status in ('failed', 'cancelled', 'expired')) = (error_code is not null))
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000);
 
--- The claim reads only the head of each class.
-create index job_claim on content.job (klass, not_before, job_id) where status = 'queued';
+-- The claim reads only the heads of each model's queue.
+create index job_claim on content.job (model, klass, not_before, job_id) where status = 'queued';
 create index job_overdue on content.job (deadline_at) where status = 'queued';
 create index job_owner on content.job (owner) where status = 'running';
 create index job_list on content.job (key_id, job_id);

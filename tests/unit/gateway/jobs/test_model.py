@@ -116,7 +116,7 @@ def test_a_refusal_for_now_gives_the_job_back_without_counting_the_run(code: Cod
     assert isinstance(decision, GiveBack)
     assert decision.reason == code.value
     assert not decision.counts
-    assert 7.0 <= decision.delay_s <= 8.75
+    assert decision.delay_s == 0.0 if code is Code.QUEUE_FULL else 7.0 <= decision.delay_s <= 8.75
 
 
 def test_a_refusal_after_an_attempt_counts_the_run() -> None:
@@ -256,16 +256,21 @@ def test_what_a_stop_of_the_process_means_for_a_job(
         assert decision.in_order
 
 
-def test_the_delay_of_a_refused_job_grows_to_its_bound_and_never_falls_below_what_was_asked() -> None:
-    error = AdmissionRefused("full", code=Code.QUEUE_FULL)
-    delays = []
-    for returned in range(0, 40, 3):
+def test_a_full_queue_costs_a_job_no_place_and_gives_its_model_a_rest() -> None:
+    decision = model.after_error(
+        AdmissionRefused("full", code=Code.QUEUE_FULL, retry_after_s=1.0), claimed(), sent=False, settings=SETTINGS
+    )
+    assert decision == GiveBack(delay_s=0.0, reason="queue_full", counts=False, hold_s=SETTINGS.full_hold_s)
+
+
+@pytest.mark.parametrize("returned", [0, 40])
+def test_another_refusal_delays_a_job_as_long_as_it_says_however_often_it_comes(returned: int) -> None:
+    for asked, least in ((None, SETTINGS.refused_delay_s), (20.0, 20.0)):
+        error = AdmissionRefused("cooling", code=Code.COOLDOWN, retry_after_s=asked)
         decision = model.after_error(error, claimed(returned=returned), sent=False, settings=SETTINGS)
         assert isinstance(decision, GiveBack)
-        delays.append(decision.delay_s)
-    assert delays[0] < 1.0
-    assert max(delays) <= SETTINGS.refused_longest_s * 1.25
-    assert delays[-1] >= SETTINGS.refused_longest_s
+        assert least <= decision.delay_s <= least * 1.25
+        assert 0 < decision.hold_s <= SETTINGS.refused_hold_s
 
 
 def test_the_outcomes_of_several_runs_add_up() -> None:
