@@ -24,11 +24,14 @@ head as materialized (
     ) as h
     where m.model is not null and m.model <> all ($3::text[])
 ),
+wanted as materialized (
+    select array(select job_id from head order by klass, place, job_id limit 2 * $2::int) as ids
+),
 picked as materialized (
     select job.job_id
-    from head
-    join content.job as job on job.job_id = head.job_id and job.status = 'queued'
-    order by head.klass, head.place, head.job_id
+    from content.job as job
+    where job.job_id = any ((select ids from wanted)::uuid[]) and job.status = 'queued'
+    order by array_position((select ids from wanted), job.job_id)
     limit $2::int
     for update of job skip locked
 )
