@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Final
 
 import structlog
@@ -21,9 +20,7 @@ import structlog
 from adapters.client import Upstream
 from adapters.protocols import PROTOCOLS
 from admission.controller import Controller
-from admission.lease import Waiting
 from admission.store import Store
-from admission.store import StoreUnavailable as AdmissionStoreUnavailable
 from gateway import database, embedded
 from gateway.billing import Billing
 from gateway.config import Settings
@@ -35,6 +32,7 @@ from gateway.jobs.watch import Watch
 from gateway.keys import Bootstrap, Keys
 from gateway.liveness import Liveness
 from gateway.pipeline import Pipeline
+from gateway.reading import Reading
 from gateway.recovery import Recovery
 from gateway.rest import app as rest
 from gateway.rest import jobs as rest_jobs
@@ -164,7 +162,10 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 settings.content_database_url or url, name="tollbridge content", size=8, wait_s=_START_WAIT_S
             )
         )
-        keys = await stack.enter_async_context(Keys.open(control))
+        # Of its own, so that no reader keeps it from hearing of a revocation.
+        keys = await stack.enter_async_context(
+            Keys.open(await stack.enter_async_context(database.open_pool(url, name="tollbridge keys", size=1)))
+        )
         ledger = Ledger(control, zone=settings.admission.zone)
         await _partition(ledger)
         await stack.enter_async_context(_background(_partition_hourly(ledger), name="partitions"))
@@ -225,7 +226,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             settings.jobs,
             submitted=runner.wake,
         )
-        reading = _Reading(settings, controller, store, ledger)
+        reading = Reading(settings, controller, store, ledger)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(
@@ -284,60 +285,6 @@ async def _prices(settings: Settings) -> PriceBook:
     if unpriced:
         log.info("gateway.models_without_price", models=sorted({f"{provider}/{up}" for provider, _, _, up in unpriced}))
     return prices
-
-
-class _Reading:
-    """What the REST endpoints read of the rest of the gateway."""
-
-    def __init__(self, settings: Settings, controller: Controller, store: Store, ledger: Ledger) -> None:
-        self._settings = settings
-        self._controller = controller
-        self._store = store
-        self._ledger = ledger
-
-    def ready(self) -> tuple[bool, dict[str, str]]:
-        available = self._controller.available
-        return available, {"control_store": "ok" if available else "unavailable"}
-
-    def models(self) -> Sequence[operators.ModelEntry]:
-        providers = self._settings.providers
-        places: dict[str, list[str]] = {
-            name: [target.provider for target in model.targets] for name, model in self._settings.models.items()
-        }
-        for provider in providers.values():
-            for name in provider.models:
-                places.setdefault(f"{provider.id}/{name}", [provider.id])
-        return [
-            operators.ModelEntry(
-                name=name,
-                providers=tuple(
-                    operators.ModelProvider(id=p, ready=providers[p].ready and providers[p].enabled) for p in found
-                ),
-            )
-            for name, found in sorted(places.items())
-        ]
-
-    async def read(
-        self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None, session_key: uuid.UUID
-    ) -> Mapping[str, object]:
-        with database.store_errors():
-            return await self._ledger.usage(session_id=session_id, day=day, key_id=key_id, session_key=session_key)
-
-    async def groups(self) -> Sequence[object]:
-        with _admission_errors():
-            return await self._store.groups()
-
-    async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:
-        with _admission_errors():
-            return await self._store.waits(debit_ids)
-
-
-@contextlib.contextmanager
-def _admission_errors() -> Iterator[None]:
-    try:
-        yield
-    except AdmissionStoreUnavailable as error:
-        raise database.StoreUnavailable("the control store does not answer") from error
 
 
 @asynccontextmanager
