@@ -67,6 +67,7 @@ class Rejected(ProviderError):
         retry_after_s: float | None = None,
         rate_limited: bool = False,
         credential_fault: bool = False,
+        after_content: bool = False,
         provider_request_id: str | None = None,
     ) -> None:
         super().__init__(message, code=code, status=status, provider_request_id=provider_request_id)
@@ -77,6 +78,8 @@ class Rejected(ProviderError):
         self.rate_limited = rate_limited
         #: The credential or its account is refused or exhausted: the provider is out until a recheck.
         self.credential_fault = credential_fault
+        #: It came with an answer, or part of one: what that cost is not known.
+        self.after_content = after_content
 
 
 class Broken(ProviderError):

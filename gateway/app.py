@@ -109,13 +109,13 @@ class Gateway:
         self,
         *,
         settings: Settings,
-        controller: Controller,
+        reading: Reading,
         runner: Runner,
         rest_server: rest.RestServer,
         rpc_server: rpc.RpcServer,
     ) -> None:
         self._settings = settings
-        self._controller = controller
+        self._reading = reading
         self._runner = runner
         self._rest = rest_server
         self._rpc = rpc_server
@@ -129,11 +129,12 @@ class Gateway:
         return self._rpc.port
 
     async def report_health(self) -> None:
-        """For ever: the health service says what admission knows."""
+        """For ever: the health service says what /readyz says."""
         said = True
         while True:
-            if self._controller.available is not said:
-                said = self._controller.available
+            ready, _ = self._reading.ready()
+            if ready is not said:
+                said = ready
                 await self._rpc.set_serving(said)
                 log.warning("gateway.health_changed", serving=said)
             await asyncio.sleep(0.2)
@@ -226,7 +227,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             settings.jobs,
             submitted=runner.wake,
         )
-        reading = Reading(settings, controller, store, ledger)
+        reading = Reading(settings, controller, store, ledger, keys)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(
@@ -256,7 +257,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         await stack.enter_async_context(runner)
         gateway = Gateway(
             settings=settings,
-            controller=controller,
+            reading=reading,
             runner=runner,
             rest_server=rest_server,
             rpc_server=rpc_server,

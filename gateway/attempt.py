@@ -101,6 +101,15 @@ class Attempt:
     def proven(self) -> bool:
         return self.finished is not None and self.error is None
 
+    @property
+    def _came_after_content(self) -> bool:
+        return self.content or (isinstance(self.error, Rejected) and self.error.after_content)
+
+    @property
+    def may_have_cost(self) -> bool:
+        """Sending the request again may pay for it twice."""
+        return self.ending() is Ending.UNCERTAIN or self._came_after_content
+
     def ending(self) -> Ending:
         if self.proven or isinstance(self.error, Rejected):
             return Ending.CONFIRMED
@@ -151,7 +160,7 @@ class Attempt:
             return "complete"
         match self.error:
             case Rejected():
-                return "error_in_stream" if self.content else "error"
+                return "error_in_stream" if self._came_after_content else "error"
             case Broken():
                 return "broken"
             case _:
@@ -162,7 +171,7 @@ class Attempt:
             return self._billing.complete(self.call, self.route, self.usage, self.reported_cost_usd)
         if self.ending() is Ending.NOT_DISPATCHED:
             return self._billing.not_dispatched()
-        if isinstance(self.error, Rejected) and not self.content:
+        if isinstance(self.error, Rejected) and not self._came_after_content:
             return self._billing.refused()
         return self._billing.unproven(self.call, self.route, self.usage)
 

@@ -25,6 +25,7 @@ from adapters.protocols import PROTOCOLS
 from admission.settings import AdmissionSettings, GroupSettings
 from gateway.call import Resend
 from gateway.jobs.settings import JobsSettings
+from gateway.keys import environment_key_fault
 from gateway.router import Model, Provider, RoutingSettings, Target
 from metering.prices import Price, configured_price
 
@@ -297,6 +298,8 @@ class _Resolved:
         jobs = self._jobs()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
         grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
+        if fault := environment_key_fault(environ.get("TOLLBRIDGE_API_KEY") or None):
+            self._wrong("TOLLBRIDGE_API_KEY", fault)
         if self._faults:
             raise ConfigFaults(self._faults)
         admission = parsed.admission.model_dump()

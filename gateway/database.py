@@ -34,6 +34,9 @@ Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 #: Seconds for one attempt to connect, and between attempts while the server starts.
 CONNECT_TIMEOUT_S = 5.0
 _RETRY_S = 0.05
+#: Seconds one statement of a pool may take. A server that is frozen answers nothing, not even a refusal; asyncpg waits
+#: as long again for the cancellation.
+STATEMENT_TIMEOUT_S = 8.0
 #: Seconds to wait for the process that is migrating, and for any lock that a migration takes.
 MIGRATION_LOCK_TIMEOUT_S = 120
 #: Any constant will do, as long as it never changes: "tollb" in ASCII.
@@ -99,6 +102,7 @@ async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
     UrlRefused.
     """
     deadline = time.monotonic() + wait_s
+    told = False
     while True:
         try:
             with store_errors():
@@ -109,6 +113,9 @@ async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
         except StoreUnavailable as error:
             if time.monotonic() >= deadline or not _may_be_starting(error.__cause__):
                 raise
+            if not told:
+                told = True
+                log.info("database.waited_for", reason=str(error), for_at_most_s=wait_s)
         await asyncio.sleep(_RETRY_S)
 
 
@@ -137,7 +144,12 @@ async def open_pool(url: str, *, name: str, size: int, wait_s: float = 0.0) -> A
         pass
     settings = {"application_name": name}
     pool = await asyncpg.create_pool(
-        url, min_size=0, max_size=size, timeout=CONNECT_TIMEOUT_S, server_settings=settings
+        url,
+        min_size=0,
+        max_size=size,
+        timeout=CONNECT_TIMEOUT_S,
+        command_timeout=STATEMENT_TIMEOUT_S,
+        server_settings=settings,
     )
     try:
         yield pool

@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from adapters.errors import Broken, ErrorClass, Rejected, RequestNotExpressible
-from admission.lease import Ending, Refusal, RefusalReason
+from admission.lease import Refusal, RefusalReason
 from gateway.attempt import Attempt, Receipt
 from gateway.billing import total
 from gateway.call import Call, Resend
@@ -112,9 +112,9 @@ class Run:
         remaining = self.remaining_s()
         if remaining is not None and remaining <= 0:
             raise self.late()
-        if attempt.ending() is Ending.UNCERTAIN and not self._may_resend(attempt.route):
+        if attempt.may_have_cost and not self._may_resend(attempt.route):
             raise StreamBroken(
-                "the request was sent and its end is not known; resend_uncertain forbids sending it again",
+                "the request was sent and may have cost something; resend_uncertain forbids sending it again",
                 code=Code.UNCERTAIN,
                 outcome=self.outcome("uncertain"),
             )

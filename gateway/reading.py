@@ -6,6 +6,7 @@ import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
+from typing import Final
 
 from admission.controller import Controller
 from admission.lease import Waiting
@@ -13,21 +14,27 @@ from admission.store import Store
 from admission.store import StoreUnavailable as AdmissionStoreUnavailable
 from gateway import database
 from gateway.config import Settings
+from gateway.keys import Keys
 from gateway.rest import operators
 from metering.ledger import Ledger
+
+#: Seconds without an answer after which the store counts as away.
+SILENCE_S: Final = 8.0
 
 
 class Reading:
     """What the REST endpoints read of the rest of the gateway."""
 
-    def __init__(self, settings: Settings, controller: Controller, store: Store, ledger: Ledger) -> None:
+    def __init__(self, settings: Settings, controller: Controller, store: Store, ledger: Ledger, keys: Keys) -> None:
         self._settings = settings
+        self._keys = keys
         self._controller = controller
         self._store = store
         self._ledger = ledger
 
     def ready(self) -> tuple[bool, dict[str, str]]:
-        available = self._controller.available
+        # Admission's heartbeat is slow and trusts for long; the keys ask every second.
+        available = self._controller.available and self._keys.silent_s < SILENCE_S
         return available, {"control_store": "ok" if available else "unavailable"}
 
     def models(self) -> Sequence[operators.ModelEntry]:

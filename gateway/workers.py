@@ -42,6 +42,17 @@ LAST_GRACE_S = 5.0
 SETTLE_S = 15.0
 
 
+#: Seconds between looks whether ready.json is still there.
+_KEEP_READY_S = 1.0
+
+
+class DataDirUnusable(Exception):
+    """The data directory cannot be made or written."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"the data directory {path} cannot be used: {reason}")
+
+
 class PortTaken(Exception):
     """Another program listens on this address, or the address is not this machine's."""
 
@@ -95,15 +106,28 @@ def reserved(host: str, port: int) -> Iterator[int]:
 def ready_file(path: Path, ready: Ready) -> Iterator[None]:
     """
     Tell other programs of this machine where the gateway is: `ready.json` appears whole and goes away at the end,
-    unless another gateway has put its own there meanwhile.
+    unless another gateway has put its own there meanwhile. When that one takes it away, it is put there again. Needs a
+    running event loop.
     """
     content = msgspec.json.encode(ready)
     whole = path.with_name(f"{path.name}.{os.getpid()}")
-    whole.write_bytes(content)
-    whole.replace(path)
+
+    def put() -> None:
+        whole.write_bytes(content)
+        whole.replace(path)
+
+    async def keep() -> None:
+        while True:
+            await asyncio.sleep(_KEEP_READY_S)
+            if not await asyncio.to_thread(path.exists):
+                put()
+
+    put()
+    keeper = asyncio.get_running_loop().create_task(keep(), name="ready.json")
     try:
         yield
     finally:
+        keeper.cancel()
         with contextlib.suppress(FileNotFoundError):
             if path.read_bytes() == content:
                 path.unlink()
@@ -158,12 +182,22 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
     """
     Serve in this process, or in `count` workers of it, until a signal asks for the end. False: the end was forced.
 
-    Raises PortTaken, WorkerFailed, `gateway.database.DatabaseError`, `gateway.embedded.EmbeddedPostgresError`,
-    `gateway.errors.GatewayError` for an unusable TOLLBRIDGE_API_KEY, OSError.
+    Raises DataDirUnusable, PortTaken, WorkerFailed, `gateway.database.DatabaseError`,
+    `gateway.embedded.EmbeddedPostgresError`, `gateway.errors.GatewayError` for an unusable TOLLBRIDGE_API_KEY, OSError.
     """
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(stopped_by_signals(and_by_stdin=stop_with_stdin))
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            settings.data_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataDirUnusable(settings.data_dir, error.strerror or type(error).__name__) from error
+        if not os.access(settings.data_dir, os.W_OK | os.X_OK):
+            raise DataDirUnusable(settings.data_dir, "it is not writable")
+        log.info(
+            "gateway.starting",
+            data_dir=str(settings.data_dir),
+            database="given" if settings.database_url else "embedded",
+        )
         if WORKER not in os.environ:
             # Both servers listen with SO_REUSEPORT: that nobody else does is made sure here.
             rest = stack.enter_context(reserved(settings.rest.host, settings.rest.port))

@@ -1,7 +1,7 @@
 -- Every group with its slots and its queue, for operators. Slots whose quarantine has passed are free.
 select json_build_object(
     'group', g.group_id, 'concurrency', g.concurrency, 'queue_bound', g.queue_bound,
-    'breaker', g.breaker, 'generation', g.generation,
+    'breaker', case when g.breaker = 'open' and g.cooldown_until <= clock_timestamp() then 'half_open' else g.breaker end, 'generation', g.generation,
     'cooldown_s', case when g.breaker = 'open'
         then greatest(0, round(extract(epoch from g.cooldown_until - clock_timestamp())::numeric, 3)) end,
     'active', count(t.ticket_id) filter (where t.state in ('granted', 'active')),

@@ -48,7 +48,7 @@ def command(path: Path | None, data_dir: Path | None, count: int, log_level: str
     except workers.PortTaken as error:
         hint = "Choose others with TOLLBRIDGE_REST_LISTEN and TOLLBRIDGE_GRPC_LISTEN; port 0 takes a free one."
         raise Failed(str(error), hint=hint) from error
-    except workers.WorkerFailed as error:
+    except (workers.DataDirUnusable, workers.WorkerFailed) as error:
         raise Failed(str(error)) from error
     except (database.DatabaseError, EmbeddedPostgresError) as error:
         raise Failed(str(error), code="control_store_unavailable") from error

@@ -18,7 +18,7 @@ from adapters.chat import ChatRequest
 from adapters.errors import MalformedRequest
 from admission.lease import Class, new_id
 from gateway.call import Options
-from gateway.errors import Code, GatewayError, InvalidRequest
+from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound
 from gateway.jobs.settings import JobsSettings
 
 _V = TypeVar("_V")
@@ -157,7 +157,10 @@ class Judge:
             raise InvalidRequest("is required", param="body.model")
         if _value(members, "stream", _switch, "true or false", "body."):
             raise InvalidRequest("a job's answer is not streamed", code=Code.UNSUPPORTED_FIELD, param="body.stream")
-        self._resolve(model)
+        try:
+            self._resolve(model)
+        except ModelNotFound as error:
+            raise ModelNotFound(error.message, param="body.model") from error
         return model
 
     def _options(self, members: Mapping[str, msgspec.Raw], job_id: uuid.UUID) -> Options:

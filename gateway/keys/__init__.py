@@ -88,6 +88,16 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     first_secret: str | None = None
 
 
+def environment_key_fault(value: str | None) -> str | None:
+    """What is wrong with a TOLLBRIDGE_API_KEY, without repeating it; None where nothing is."""
+    if value is None:
+        return None
+    visible = value.isascii() and value.isprintable() and " " not in value
+    if visible and MIN_ENVIRONMENT_KEY <= len(value) <= MAX_TOKEN:
+        return None
+    return f"the key must be {MIN_ENVIRONMENT_KEY} to {MAX_TOKEN} visible ASCII characters"
+
+
 class _Entry(msgspec.Struct, frozen=True):
     digest: bytes
     caller: Caller
@@ -135,6 +145,11 @@ class Keys:
             follower.cancel()
             await asyncio.wait([follower])
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the database last answered whether keys have changed: it is asked every `poll_s`."""
+        return self._clock() - self._asked_at
+
     async def authenticate(self, token: str | None) -> Caller:
         """
         Whose token it is. No I/O.
@@ -175,6 +190,8 @@ class Keys:
             raise InvalidRequest("this name is kept for the key in TOLLBRIDGE_API_KEY", param="name")
         if expires_at is not None and expires_at.tzinfo is None:
             raise InvalidRequest("a time without a zone", param="expires_at")
+        if expires_at is not None and expires_at.timestamp() <= self._database_time:
+            raise InvalidRequest("this time has passed", param="expires_at")
         granted = frozenset(scopes)
         if not granted:
             raise InvalidRequest("a key without scopes can do nothing", param="scopes")
@@ -228,12 +245,8 @@ class Keys:
         return Bootstrap(environment=EnvironmentKey.ABSENT, first_secret=secret)
 
     async def _take_over(self, value: str) -> EnvironmentKey:
-        visible = value.isascii() and value.isprintable() and " " not in value
-        if not visible or not MIN_ENVIRONMENT_KEY <= len(value) <= MAX_TOKEN:
-            raise InvalidRequest(
-                f"the key must be {MIN_ENVIRONMENT_KEY} to {MAX_TOKEN} visible ASCII characters",
-                param="TOLLBRIDGE_API_KEY",
-            )
+        if fault := environment_key_fault(value):
+            raise InvalidRequest(fault, param="TOLLBRIDGE_API_KEY")
         digest = hashlib.sha256(value.encode("ascii")).digest()
         with _as_gateway_errors():
             async with self._store.alone() as session:

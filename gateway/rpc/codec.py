@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, assert_never
 
 import msgspec
 from google.protobuf import struct_pb2
+from google.protobuf.message import DecodeError
 
 from adapters.chat import (
     Audio,
@@ -46,6 +47,7 @@ from gateway.answer import Ended
 from gateway.call import Completion, Options, Resend
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.outcome import AttemptReport, Cost, Counters, Outcome, RouteReport
+from metering.cost import decimal_string
 from metering.usage import NOTHING, Usage
 from protos.tollbridge.v1 import gateway_pb2 as pb
 
@@ -129,6 +131,21 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # ------------------------------------------------------------------ request
+
+
+class Undecodable:
+    """
+    Stands for a message whose bytes are not one. gRPC's own answer to them names Python's internals, and comes
+    before anybody has asked for a key.
+    """
+
+
+def parse_request(data: bytes) -> pb.CompletionRequest | Undecodable:
+    """The message in these bytes. Never raises."""
+    try:
+        return pb.CompletionRequest.FromString(data)
+    except DecodeError:
+        return Undecodable()
 
 
 def decode_request(request: pb.CompletionRequest) -> Asked:
@@ -685,4 +702,4 @@ def _counters(counters: Counters) -> pb.Counters:
 
 def _decimal(value: Decimal | None) -> str | None:
     """Never in exponent form: callers compare and parse these as plain decimals."""
-    return None if value is None else format(value, "f")
+    return None if value is None else decimal_string(value)

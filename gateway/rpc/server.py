@@ -18,10 +18,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gateway.answer import Line
+from gateway.rpc import codec
 from gateway.rpc.servicer import Authenticator, GatewayServicer
-from protos.tollbridge.v1 import gateway_pb2, gateway_pb2_grpc
+from protos.tollbridge.v1 import gateway_pb2 as pb
 
-SERVICE: str = gateway_pb2.DESCRIPTOR.services_by_name["Gateway"].full_name
+SERVICE: str = pb.DESCRIPTOR.services_by_name["Gateway"].full_name
 #: The reflection package has only the alpha; its successor is the same messages under another name, and newer tools ask
 #: for that one alone.
 REFLECTION_V1 = "grpc.reflection.v1.ServerReflection"
@@ -93,7 +94,7 @@ async def open_server(settings: RpcSettings, *, line: Line, authenticator: Authe
     """
     server = grpc.aio.server(options=_options(settings))
     servicer = GatewayServicer(line=line, authenticator=authenticator, idle_consumer_s=settings.idle_consumer_s)
-    gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((_handlers(servicer),))
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     _reflect(server)
@@ -121,6 +122,23 @@ def _options(settings: RpcSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", round(settings.client_keepalive_s * 1000)),
     ]
+
+
+def _handlers(servicer: GatewayServicer) -> grpc.GenericRpcHandler:
+    """What the generated code registers, but with a parser that answers bytes that are no message."""
+    methods = {
+        "Complete": grpc.unary_unary_rpc_method_handler(
+            servicer.Complete,
+            request_deserializer=codec.parse_request,
+            response_serializer=pb.CompletionResponse.SerializeToString,
+        ),
+        "Stream": grpc.unary_stream_rpc_method_handler(
+            servicer.Stream,
+            request_deserializer=codec.parse_request,
+            response_serializer=pb.CompletionChunk.SerializeToString,
+        ),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
 def _reflect(server: grpc.aio.Server) -> None:

@@ -21,7 +21,7 @@ from typing_extensions import override
 from admission.lease import Waiting, new_id
 from gateway.answer import Ended, Line, Silent
 from gateway.call import Call, Caller, Scope
-from gateway.errors import Cancelled, GatewayError, Internal, PermissionDenied, Unauthenticated
+from gateway.errors import Cancelled, GatewayError, Internal, InvalidRequest, PermissionDenied, Unauthenticated
 from gateway.outcome import Outcome, RouteReport
 from gateway.rpc import codec, status
 from protos.tollbridge.v1 import gateway_pb2 as pb
@@ -51,7 +51,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
 
     @override
     async def Complete(
-        self, request: pb.CompletionRequest, context: Context[pb.CompletionResponse]
+        self, request: pb.CompletionRequest | codec.Undecodable, context: Context[pb.CompletionResponse]
     ) -> pb.CompletionResponse:
         request_id = new_id().hex
         try:
@@ -68,7 +68,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         return await context.abort(*status.render(failure, request_id))
 
     @override
-    async def Stream(self, request: pb.CompletionRequest, context: Context[pb.CompletionChunk]) -> None:
+    async def Stream(
+        self, request: pb.CompletionRequest | codec.Undecodable, context: Context[pb.CompletionChunk]
+    ) -> None:
         request_id = new_id().hex
         writer = _Writer(context.write, self._idle_consumer_s)
         try:
@@ -83,7 +85,11 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             await context.abort(*status.render(failure, request_id))
 
     async def _answer(
-        self, request_id: str, request: pb.CompletionRequest, context: Context[pb.CompletionChunk], writer: _Writer
+        self,
+        request_id: str,
+        request: pb.CompletionRequest | codec.Undecodable,
+        context: Context[pb.CompletionChunk],
+        writer: _Writer,
     ) -> GatewayError | None:
         try:
             call = await self._call(request_id, request, context)
@@ -99,7 +105,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             await writer.write(codec.encode_failed(failure, status.outcome_of(failure)))
         return failure
 
-    async def _call(self, request_id: str, request: pb.CompletionRequest, context: Context[_Response]) -> Call:
+    async def _call(
+        self, request_id: str, request: pb.CompletionRequest | codec.Undecodable, context: Context[_Response]
+    ) -> Call:
         try:
             return await self._asked(request_id, request, context)
         except GatewayError as error:
@@ -107,10 +115,14 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             log.info("gateway.request_refused", request_id=request_id, code=error.code.value, method="grpc")
             raise
 
-    async def _asked(self, request_id: str, request: pb.CompletionRequest, context: Context[_Response]) -> Call:
+    async def _asked(
+        self, request_id: str, request: pb.CompletionRequest | codec.Undecodable, context: Context[_Response]
+    ) -> Call:
         caller = await self._authenticator.authenticate(_bearer(context.invocation_metadata() or ()))
         if Scope.CHAT not in caller.scopes:
             raise PermissionDenied(f"this API key does not have the scope `{Scope.CHAT}`")
+        if isinstance(request, codec.Undecodable):
+            raise InvalidRequest("the message is not a tollbridge.v1.CompletionRequest")
         asked = codec.decode_request(request)
         remaining: float | None = context.time_remaining()
         return Call(

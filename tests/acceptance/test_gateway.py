@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import asyncpg
 import grpc
+import psutil
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
@@ -303,6 +304,45 @@ async def test_the_embedded_database_survives_its_own_and_the_gateways_kill(simu
             answer = await client.post("/v1/jobs", json=batch_line("sim-fast", 2))
             assert answer.status_code == 202
         assert await gateway.stop() == 0
+
+
+async def test_a_database_that_is_frozen_is_refused_in_bounded_time_and_found_again(simulator, tmp_path):
+    async with gateway_process(tmp_path, toml(simulator.url)) as gateway, gateway.rest() as client:
+        assert (await client.post("/v1/jobs", json=batch_line("sim-fast", 1))).status_code == 202
+        assert (await client.get("/v1/usage")).status_code == 200
+        postmaster = psutil.Process(int((gateway.data_dir / "postgres" / "postmaster.pid").read_text().split()[0]))
+        frozen = [postmaster, *postmaster.children()]
+        for process in frozen:
+            process.suspend()
+        try:
+            answers = await asyncio.gather(
+                client.post("/v1/jobs", json=batch_line("sim-fast", 2)), *(client.get("/v1/usage") for _ in range(3))
+            )
+            assert {answer.status_code for answer in answers} == {503}
+            assert (await client.get("/readyz")).status_code == 503
+        finally:
+            for process in frozen:
+                process.resume()
+        async with asyncio.timeout(30):
+            while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        job = (await client.post("/v1/jobs", json=batch_line("sim-fast", 3))).json()["jobs"][0]["id"]
+        assert (await client.get(f"/v1/jobs/{job}", params={"wait": "20"})).json()["status"] == "succeeded"
+
+
+async def test_two_gateways_on_one_data_directory_leave_the_living_ones_address(simulator, tmp_path):
+    async with gateway_process(tmp_path, toml(simulator.url)) as first:
+        same = str(first.data_dir)
+        async with gateway_process(tmp_path, toml(simulator.url), name="second", TOLLBRIDGE_DATA_DIR=same) as second:
+            assert second.rest_url != first.rest_url
+            assert await second.stop() == 0
+        ready = first.data_dir / "ready.json"
+        async with asyncio.timeout(10):
+            while not ready.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert json.loads(ready.read_text())["rest"] == first.rest_url
+        async with first.rest() as client:
+            assert (await client.get("/v1/usage")).status_code == 200
 
 
 async def test_no_prompt_answer_or_key_is_in_the_log(database_url, simulator, tmp_path):

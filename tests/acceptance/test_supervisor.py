@@ -157,7 +157,7 @@ def test_a_port_that_another_program_listens_on_is_refused_even_where_it_would_s
             pass
 
 
-def test_the_ready_file_appears_whole_and_goes_away(tmp_path):
+async def test_the_ready_file_appears_whole_and_goes_away(tmp_path):
     path = tmp_path / "ready.json"
     ready = Ready(rest="http://127.0.0.1:8080", grpc="127.0.0.1:50051", pid=7)
     with workers.ready_file(path, ready):
@@ -170,8 +170,14 @@ def test_the_ready_file_appears_whole_and_goes_away(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_ready_file_of_another_gateway_is_left_alone(tmp_path):
+async def test_the_ready_file_of_another_gateway_is_left_alone_and_replaced_when_it_goes(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "_KEEP_READY_S", 0.01)
     path = tmp_path / "ready.json"
     with workers.ready_file(path, Ready(rest="http://127.0.0.1:8080", grpc="127.0.0.1:50051", pid=7)):
+        path.write_bytes(b"another")
+        await asyncio.sleep(0.05)
+        assert path.read_bytes() == b"another"
+        path.unlink()
+        await until(path.exists)
         path.write_bytes(b"another")
     assert path.read_bytes() == b"another"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 
 def spent(pids: Sequence[int]) -> float:

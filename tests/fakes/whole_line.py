@@ -83,16 +83,19 @@ class WholeLine:
     async def audit(self) -> None:
         """The counters are the sum of what was settled, to the last digit."""
         [sums] = await self.rows(
-            "select coalesce(sum(usd), 0) as usd, count(*) filter (where correction = 0) as attempts "
-            "from control.invocation"
+            "select coalesce(sum(usd), 0) as usd, count(*) as attempts, "
+            "coalesce(sum(input_total), 0) as tokens_in, coalesce(sum(output_total), 0) as tokens_out "
+            "from control.invocation i where not exists (select from control.invocation l "
+            "where l.ticket_id = i.ticket_id and l.correction > i.correction)"
         )
         for kind in ("total", "day", "key"):
             [counted] = await self.rows(
-                "select coalesce(sum(charged_usd), 0) as usd, coalesce(sum(attempts), 0) as attempts "
+                "select coalesce(sum(charged_usd), 0) as usd, coalesce(sum(attempts), 0) as attempts, "
+                "coalesce(sum(input_tokens), 0) as tokens_in, coalesce(sum(output_tokens), 0) as tokens_out "
                 "from control.counter where kind = $1",
                 kind,
             )
-            assert (counted["usd"], counted["attempts"]) == (sums["usd"], sums["attempts"]), kind
+            assert dict(counted) == dict(sums), kind
 
 
 @asynccontextmanager

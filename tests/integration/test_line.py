@@ -249,6 +249,20 @@ async def test_after_content_there_is_no_switch_and_the_failure_is_explicit(worl
     await line.audit()
 
 
+@pytest.mark.parametrize("terminal", ["masked", "error_word"])
+async def test_a_plain_answer_that_ends_in_an_error_may_have_cost_something(world, terminal):
+    line, first, second = world
+    await first.set_faults(terminal=terminal)
+    with pytest.raises(StreamBroken) as broken:
+        await line.pipeline.complete(call("m", transport="job"))
+    assert broken.value.code is Code.UNCERTAIN
+    assert (await second.ledger())["dispatches"] == 0
+    [row] = await line.invocations()
+    assert (row["state"], row["usd"], row["ended"]) == ("unknown", None, "error_in_stream")
+    assert await line.slots() == []
+    await line.audit()
+
+
 async def test_a_stream_its_caller_leaves_keeps_its_slot_in_quarantine_until_its_time(world):
     line, first, _ = world
     await first.set_faults(pace=0.05, chunks=200)

@@ -466,3 +466,24 @@ async def test_calls_beside_each_other_do_not_mix() -> None:
         answers = await asyncio.gather(*(read_all(stub.Stream(QUESTION, metadata=GOOD)) for _ in range(50)))
     assert all(answer == (["delta", "delta", "finished"], grpc.StatusCode.OK) for answer in answers)
     assert len({call.request_id for call in line.calls}) == 50
+
+
+@pytest.mark.parametrize("method", ["Complete", "Stream"])
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        (None, (grpc.StatusCode.UNAUTHENTICATED, "unauthenticated")),
+        (GOOD, (grpc.StatusCode.INVALID_ARGUMENT, "invalid_request")),
+    ],
+    ids=["without a key", "with one"],
+)
+async def test_bytes_that_are_no_message_get_an_error_of_ours(method, metadata, expected) -> None:
+    async with serving(FakeLine()) as (_, server), grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        path = f"/tollbridge.v1.Gateway/{method}"
+        for content in (b"\xff\xff\xff", b"\x0a\x02\xff\xfe"):
+            unary = method == "Complete"
+            raw: Any = channel.unary_unary(path) if unary else channel.unary_stream(path)
+            call = raw(content, metadata=metadata)
+            code = await call.code()
+            info, _, _ = await details_of(call)
+            assert (code, info.reason) == expected

@@ -198,11 +198,13 @@ def _choice(choice: ChoiceOut, response_id: str | None, headers: Mapping[str, st
     native = choice.finish_reason
     if native is None:
         raise Broken("a choice of the answer has no finish reason", code="no_terminal")
-    for reason in (native, choice.native_finish_reason):
-        if reason is not None and failures.is_failed_finish(reason):
-            raise failures.from_finish_reason(reason, headers=headers)
     content = choice.message or Content()
     pieces = list(texts(content))
+    for reason in (native, choice.native_finish_reason):
+        if reason is not None and failures.is_failed_finish(reason):
+            rejected = failures.from_finish_reason(reason, headers=headers)
+            rejected.after_content = bool(pieces or all_calls(content) or content.refusal)
+            raise rejected
     thought = "".join(text for text, is_reasoning in pieces if is_reasoning)
     signed = signature(content)
     calls = tuple(

@@ -65,11 +65,12 @@ begin
                     when l.was = 'unknown' then -coalesce(b.upper_bound_usd, 0) else 0 end),
            sum((l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
                - (l.was = 'unknown' and b.upper_bound_usd is null)::int),
-           sum(case when l.state = 'charged' then coalesce((l.facts ->> 'input_total')::bigint, 0) else 0 end),
-           sum(case when l.state = 'charged' then coalesce((l.facts ->> 'output_total')::bigint, 0) else 0 end)
+           -- Tokens count as soon as they are told, whatever is known of their cost.
+           sum(coalesce((l.facts ->> 'input_total')::bigint, 0) - coalesce(b.input_total, 0)),
+           sum(coalesce((l.facts ->> 'output_total')::bigint, 0) - coalesce(b.output_total, 0))
       from unnest(v_lines) l
       left join lateral (
-          select i.upper_bound_usd from control.invocation i
+          select i.upper_bound_usd, i.input_total, i.output_total from control.invocation i
            where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
              and i.state = 'unknown' limit 1) b on true
       cross join lateral control.counters_of_v1(l) k

@@ -160,6 +160,13 @@ def test_several_faults_are_told_together(tmp_path):
     )
 
 
+@pytest.mark.parametrize("key", ["short", "x" * 600, "with a space in it 123", "ünïcödé-key-0123456789"])
+def test_an_unusable_key_in_the_environment_is_a_fault_and_not_repeated(tmp_path, key):
+    [(path, reason)] = faults(tmp_path, GOOD, TOLLBRIDGE_API_KEY=key)
+    assert path == "TOLLBRIDGE_API_KEY"
+    assert key not in reason
+
+
 def test_a_model_given_twice_is_refused_by_toml_itself(tmp_path):
     [(path, reason)] = faults(tmp_path, GOOD + '\n[models."gpt-4o"]\nproviders = ["openai"]\n')
     assert path == ""

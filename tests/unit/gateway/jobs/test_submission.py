@@ -107,7 +107,7 @@ def test_caller_fields_survive_the_store() -> None:
         (body(model=None), "invalid_request", "body.model"),
         (body(model=""), "invalid_request", "body.model"),
         (body(model=1), "invalid_request", "body.model"),
-        (body(model="missing"), "model_not_found", "model"),
+        (body(model="missing"), "model_not_found", "body.model"),
         (body(stream=True), "unsupported_field", "body.stream"),
         (line(deadline_s=0), "invalid_request", "deadline_s"),
         (line(deadline_s="1"), "invalid_request", "deadline_s"),
