@@ -452,7 +452,10 @@ class _Resolved:
         text = self._environ.get(variable) or configured or default
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            self._wrong(variable if self._environ.get(variable) else "gateway", f"{text!r} is not host:port")
+            where = (
+                variable if self._environ.get(variable) else f"gateway.{variable.removeprefix('TOLLBRIDGE_').lower()}"
+            )
+            self._wrong(where, f"{text!r} is not host:port")
             return Listen("127.0.0.1", 0)
         return Listen(host.strip("[]"), int(port))
 

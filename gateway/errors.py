@@ -19,6 +19,8 @@ status and OpenAI-style type.
 from __future__ import annotations
 
 import enum
+import re
+from typing import Final
 
 import msgspec
 
@@ -136,6 +138,18 @@ class InvalidRequest(GatewayError):
     """The request cannot be served as it is."""
 
     code = Code.INVALID_REQUEST
+
+
+_PLACE: Final = re.compile(r"^JSON is malformed: (?P<what>[a-z ,'-]+) \(byte (?P<byte>\d+)\)$")
+
+
+def not_json(subject: str, error: Exception, *, param: str | None = None) -> InvalidRequest:
+    """Where JSON is broken, and how, in msgspec's words: they name bytes and positions, never the content."""
+    said = _PLACE.match(str(error))
+    how = f": {said['what']} at byte {said['byte']}" if said else ""
+    if "truncated" in str(error):
+        how = ": it ends too early"
+    return InvalidRequest(f"{subject} is not valid JSON{how}", code=Code.INVALID_JSON, param=param)
 
 
 class Unauthenticated(GatewayError):

@@ -42,7 +42,7 @@ LIMIT = 16
 #: USD per million tokens, as they stand in the configuration that is written.
 PRICES: Mapping[str, tuple[str, str]] = {"sim-small": ("0.15", "0.60"), "sim-large": ("2.50", "10.00")}
 #: Slow enough to be seen, in the simulator's own words.
-PACE: Mapping[str, Any] = {"latency": 0.1, "jitter": 0.15, "pace": 0.012}
+PACE: Mapping[str, Any] = {"latency": 0.05, "jitter": 0.1, "pace": 0.012}
 #: Seconds the gateway may take to start, a new database included, and to stop.
 START_S, STOP_S = 90.0, 30.0
 QUESTION = "What does a toll bridge have in common with an API gateway?"
@@ -144,7 +144,7 @@ def _tour(out: Console, provider: str, running: Running) -> list[Check]:
         jobs.show_refused(out, receipt["errors"])
         jobs.write_results(gateway, results_file, submission_id=submission)
         done = list(jobs.all_jobs(gateway, {"submission_id": submission}))
-        used = gateway.get("/v1/usage", session=SESSION)
+        used = gateway.get("/v1/usage", session_id=SESSION)
         usage_command.show(out, used, session=SESSION)
         groups = gateway.get("/v1/groups")["groups"]
         groups_command.show(out, groups)

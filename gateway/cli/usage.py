@@ -28,7 +28,7 @@ def command(session: str | None, day: str | None, url: str | None, key: str | No
       tollbridge usage --session nightly --json
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     with remote.reach(url, key) as gateway:
-        answer = gateway.get("/v1/usage", session=session, day=day)
+        answer = gateway.get("/v1/usage", session_id=session, day=day)
     if as_json:
         tables.json(answer)
     else:

@@ -18,7 +18,7 @@ from adapters.chat import ChatRequest
 from adapters.errors import MalformedRequest
 from admission.lease import Class, new_id
 from gateway.call import Options
-from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound
+from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, not_json
 from gateway.jobs.settings import JobsSettings
 
 _V = TypeVar("_V")
@@ -142,7 +142,7 @@ class Judge:
         except msgspec.ValidationError as error:
             raise InvalidRequest("must be a JSON object") from error
         except _undecodable as error:
-            raise InvalidRequest("is not valid JSON", code=Code.INVALID_JSON) from error
+            raise not_json("the line", error) from error
         self._unambiguous(raw)
         return members
 

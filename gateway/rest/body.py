@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.errors import Code, InvalidRequest
+from gateway.errors import Code, InvalidRequest, not_json
 
 _T = TypeVar("_T")
 
@@ -83,7 +83,7 @@ def _refusal(error: Exception, at: str) -> InvalidRequest:
     if isinstance(error, RecursionError):
         return InvalidRequest("the JSON is nested too deeply", code=Code.INVALID_JSON, param=at or None)
     if not isinstance(error, msgspec.ValidationError):
-        return InvalidRequest("the body is not valid JSON", code=Code.INVALID_JSON, param=at or None)
+        return not_json("the body", error, param=at or None)
     fault = _FAULT.match(str(error))
     assert fault is not None
     what, path = fault["what"], (fault["path"] or "$").removeprefix("$").removeprefix(".")

@@ -92,10 +92,11 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
         return exchange.answer({"object": "list", "data": [_model(entry) for entry in catalogue.models()]})
 
     async def read_usage(exchange: Exchange) -> web.StreamResponse:
-        query = exchange.query(("session", "day"))
-        session_id = query.get("session")
+        query = exchange.query(("session_id", "session", "day"))
+        # Either the field's name or the answer's: both are what people type.
+        session_id = query.get("session_id", query.get("session"))
         if session_id is not None and not 1 <= len(session_id) <= MAX_SESSION_ID:
-            raise InvalidRequest(f"must have 1 to {MAX_SESSION_ID} characters", param="session")
+            raise InvalidRequest(f"must have 1 to {MAX_SESSION_ID} characters", param="session_id")
         day = _day(query["day"]) if "day" in query else None
         # An administrator sees all; every other key what it used itself.
         caller = exchange.caller

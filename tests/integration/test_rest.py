@@ -368,7 +368,9 @@ async def test_models_are_listed_as_openai_clients_expect_them(world: World):
 
 
 async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(world: World):
-    status, body, _ = await world.ask("GET", "/v1/usage?session=s%201&day=2026-02-28", headers=world.key("usage:read"))
+    status, body, _ = await world.ask(
+        "GET", "/v1/usage?session_id=s%201&day=2026-02-28", headers=world.key("usage:read")
+    )
     assert status == 200
     assert body["day"]["charged_usd"] == "0.0000001"
     assert body["total"]["charged_usd"] == "12.5"
@@ -393,10 +395,11 @@ async def test_a_lost_store_is_said_so(world: World):
     [
         ("sesion=x", "sesion"),
         ("session=a&session=b", "session"),
-        ("session=", "session"),
-        ("session=a%00b", "session"),
+        ("session_id=a&session_id=b", "session_id"),
+        ("session=", "session_id"),
+        ("session_id=a%00b", "session_id"),
         ("session=%ff", "query"),
-        ("session=" + "x" * 257, "session"),
+        ("session=" + "x" * 257, "session_id"),
         ("session", "query"),
         ("&".join("a=1" for _ in range(100)), "query"),
         ("day=20260228", "day"),

@@ -144,7 +144,7 @@ def test_variables_and_required_variables(tmp_path):
         (GOOD + "[admission]\nlease_s=0", "admission.lease_s"),
         (GOOD + "[admission]\nzone='Mars/Olympus'", "admission.zone"),
         (GOOD + "[jobs]\nconcurency=3", "jobs"),
-        (GOOD + "[gateway]\nrest_listen='8080'", "gateway"),
+        (GOOD + "[gateway]\nrest_listen='8080'", "gateway.rest_listen"),
     ],
     ids=(f"fault {n}" for n in range(17)),
 )
