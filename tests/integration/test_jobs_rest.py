@@ -247,7 +247,7 @@ async def test_a_job_says_why_it_waits(client: httpx.AsyncClient, world: World) 
         world.line.gate.set()
         await world.ended(job_id)
     busy = await world.one(model="busy")
-    async with world.runner(refused_delay_s=60.0):
+    async with world.runner(full_hold_s=60.0):
         await until(lambda: world.line.refused == 1)
 
         async def given_back() -> bool:
