@@ -432,7 +432,7 @@ class Controller:
                 continue
             sent = time.monotonic()
             try:
-                rows = await self._store.rescan(self.owner, list(asked))
+                rows = await self._store.rescan(self.owner, [ticket.demand for ticket in asked.values()])
             except (StoreUnavailable, Rejected):
                 continue
             for row in rows:
@@ -440,9 +440,6 @@ class Controller:
                 if ticket is not None:
                     # One that was given up meanwhile has been abandoned by whoever gave it up.
                     self._deliver(ticket, row, sent)
-            for ticket in asked.values():
-                # Gone from the queue: the breaker opened, and it would rather go elsewhere.
-                _answer(ticket, Refusal(reason=RefusalReason.COOLDOWN, group=ticket.demand.group, retry_after_s=1.0))
 
     def _waiting(self) -> list[_Ticket]:
         return [t for t in self._tickets.values() if t.seen is not None and not t.answer.done()]

@@ -127,10 +127,16 @@ class Store:
             )
         return [TicketRow(*row) for row in rows]
 
-    async def rescan(self, owner: uuid.UUID, tickets: Sequence[uuid.UUID]) -> list[TicketRow]:
-        """Confirms what other processes granted and reads the positions of the rest."""
+    async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
+        """Confirms what other processes granted, reads the positions of the rest, and tells which were let go."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_sql("rescan"), owner, self._settings.zone, list(tickets))
+            rows = await connection.fetch(
+                _sql("rescan"),
+                owner,
+                self._settings.zone,
+                [demand.ticket_id for demand in demands],
+                [demand.group for demand in demands],
+            )
         return [TicketRow(*row) for row in rows]
 
     async def settle(self, group: str | None, shard: int, settlements: Sequence[Settlement]) -> list[SettledRow]:

@@ -40,6 +40,9 @@ from metering.usage import NOTHING
 
 log: Final = structlog.get_logger("gateway")
 
+#: A cancellation this close to the deadline is the deadline.
+_SAME_MOMENT_S: Final = 0.1
+
 _SETTLED: Final = Receipt(acknowledged=True)
 
 
@@ -209,7 +212,9 @@ class Run:
             code = error.code.value
             raise
         except (asyncio.CancelledError, GeneratorExit):
-            code = Cancelled.code.value
+            # A client whose deadline passes hangs up; that it was not a change of mind is for us to see.
+            late = self.call.deadline is not None and (self.remaining_s() or 0.0) < _SAME_MOMENT_S
+            code = (Code.DEADLINE_EXCEEDED if late else Code.CANCELLED).value
             raise
         except BaseException:
             code = Code.INTERNAL.value

@@ -21,7 +21,7 @@ from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.attempt import Attempt, Attempts, intent
 from gateway.billing import Billing
 from gateway.call import Call, Completion
-from gateway.errors import AdmissionRefused, Code, Unauthenticated
+from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
 from gateway.router import Plan, Route, Router, RoutingSettings
 
@@ -147,7 +147,7 @@ class Pipeline:
     def _recheck(self, run: Run, lease: Lease) -> None:
         """Between grant and dispatch much may have changed. Raising here settles as not dispatched."""
         if not self._usable(run.call):
-            raise Unauthenticated
+            raise PermissionDenied("the API key was revoked while the request waited: nothing was sent")
         remaining = run.remaining_s()
         if remaining is not None and remaining <= 0:
             raise run.late()

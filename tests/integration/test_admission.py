@@ -210,6 +210,17 @@ async def test_without_notifications_a_waiter_is_found_by_the_rescan(database_ur
             assert isinstance(await waiting, Lease)
 
 
+async def test_waiting_for_the_slot_that_is_kept_for_interactive_calls_is_capacity(database_url):
+    heard: list[Waiting] = []
+    async with controller(database_url, settings(concurrency=2)) as one:
+        await granted(one, demand(klass=Class.BATCH))
+        waiting = asyncio.create_task(one.admit(demand(klass=Class.BATCH), heard.append))
+        await until(lambda: _queued(database_url, 1))
+        await until(lambda: asyncio.sleep(0, heard))
+        assert heard[0].reason == "capacity"
+        waiting.cancel()
+
+
 async def test_an_uncertain_end_keeps_the_slot_until_deadline_plus_isolation(database_url):
     async with controller(database_url, settings(concurrency=1, rescan_s=0.1)) as one:
         asked = time.monotonic()

@@ -19,8 +19,8 @@ from gateway.errors import (
     InvalidRequest,
     ModelNotFound,
     NoRoute,
+    PermissionDenied,
     StreamBroken,
-    Unauthenticated,
     UpstreamRejected,
 )
 from tests.fakes.simulated import simulated
@@ -329,6 +329,30 @@ async def test_with_one_provider_a_rate_limit_is_waited_out(world):
     assert moments[1] - moments[0] >= 0.55
 
 
+async def test_a_rate_limit_that_is_repeated_is_waited_out_as_long_as_it_says_each_time(world):
+    line, first, _ = world
+    await first.set_faults(status=429, retry_after=0.4, fail_first=3, key="k")
+    asked = time.monotonic()
+    completion = await line.pipeline.complete(call("only"))
+    assert 1.2 <= time.monotonic() - asked < 4
+    assert [a.status for a in completion.outcome.attempts] == ["error"] * 3 + ["success"]
+
+
+async def test_waiters_that_cannot_outlive_a_cooldown_are_told_at_once(world):
+    line, first, _ = world
+    await first.set_faults(status=429, retry_after=30, latency=0.3)
+    asked = time.monotonic()
+    answers = await asyncio.gather(
+        *(line.pipeline.complete(call("only", deadline_s=5)) for _ in range(6)), return_exceptions=True
+    )
+    assert time.monotonic() - asked < 3
+    assert {type(answer) for answer in answers} <= {AdmissionRefused, AllRoutesFailed}
+    refused = [answer for answer in answers if isinstance(answer, AdmissionRefused)]
+    assert refused
+    assert all(answer.code is Code.COOLDOWN and (answer.retry_after_s or 0) > 20 for answer in refused)
+    assert await line.slots() == []
+
+
 async def test_the_callers_deadline_ends_the_wait_for_a_slot(world):
     line, first, _ = world
     await first.set_faults(latency=1.0)
@@ -362,7 +386,7 @@ async def test_a_debit_that_has_ended_is_not_dispatched_again(world):
 async def test_a_key_revoked_while_its_call_waited_is_not_dispatched(world):
     line, first, _ = world
     line.revoked = True
-    with pytest.raises(Unauthenticated):
+    with pytest.raises(PermissionDenied):
         await line.pipeline.complete(call("m"))
     assert (await first.ledger())["dispatches"] == 0
     await line.settled()

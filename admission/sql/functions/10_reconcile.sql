@@ -69,7 +69,7 @@ begin
 
     if v_lost is not null or v_over is not null then
         perform control.settle_attempts_v1(array_agg(a.ticket_id order by a.ticket_id),
-                                           array_agg('unknown'::text), array_agg('{"status":"unknown","ended":"lost"}'::jsonb))
+                                           array_agg('unknown'::text), array_agg('{"status":"unknown","ended":"lost","cost_reason":"lost"}'::jsonb))
            from control.attempt a
           where a.ticket_id = any (coalesce(v_lost, '{}') || coalesce(v_over, '{}')) and a.state = 'open';
     end if;
@@ -96,19 +96,23 @@ language sql stable as $$
          where q.queue_deadline + interval '2 s' < p_now or q.owner_id <> all (p_fresh))
 $$;
 
--- Opens a group's breaker, longer each time in a row. Waiters that would rather go elsewhere are let go.
+-- Opens a group's breaker: for as long as the provider asks, else longer each time in a row. Waiters that would rather
+-- go elsewhere are let go, and those that cannot outlive the cooldown.
 create or replace function control.open_breaker_v1(p_group text, p_retry_after interval, p_now timestamptz) returns void
 language plpgsql as $$
+declare
+    v_until timestamptz;
 begin
     update control.capacity_group
        set breaker = 'open', generation = generation + 1, probe = null, failures = 0, failures_since = null,
-           openings = least(openings + 1, 30),
-           cooldown_until = p_now + greatest(coalesce(p_retry_after, interval '0'),
-               case when p_retry_after is not null and breaker = 'closed' then interval '0'
-                    else least(first_cooldown * power(2, least(openings, 20)), longest_cooldown) end)
-     where group_id = p_group;
+           openings = least(openings + (p_retry_after is null)::integer, 30),
+           cooldown_until = p_now + coalesce(
+               p_retry_after, least(first_cooldown * power(2, least(openings, 20)), longest_cooldown))
+     where group_id = p_group
+    returning cooldown_until into v_until;
     delete from control.ticket t where t.ticket_id in (
         select q.ticket_id from control.ticket q
-         where q.group_id = p_group and q.state = 'queued' and not q.waits_for_cooldown
+         where q.group_id = p_group and q.state = 'queued'
+           and (not q.waits_for_cooldown or q.queue_deadline <= v_until)
          limit 1000 for update skip locked);
 end $$;

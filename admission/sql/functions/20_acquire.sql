@@ -239,9 +239,11 @@ $$;
 create or replace function control.wait_reason_v1(p_group text) returns text
 language sql stable as $$
     select case when g.breaker <> 'closed' then 'cooldown'
-                when (select count(*) from control.ticket t
-                       where t.group_id = p_group and t.state in ('granted', 'active')) < g.concurrency
-                    then 'quarantine'
+                when s.active < g.concurrency and s.quarantined > 0 then 'quarantine'
                 else 'capacity' end
-      from control.capacity_group g where g.group_id = p_group
+      from control.capacity_group g,
+           (select count(*) filter (where t.state <> 'quarantined') as active,
+                   count(*) filter (where t.state = 'quarantined') as quarantined
+              from control.ticket t where t.group_id = p_group and t.state <> 'queued') s
+     where g.group_id = p_group
 $$;

@@ -1,7 +1,10 @@
 -- rescan_v1: what became of this owner's waiting tickets. Confirms the grants that other processes made, without the
--- group lock, and reads the positions of the others. A ticket that is not in the answer is gone.
+-- group lock, and reads the positions of the others. A ticket that is not there any more was let go when its group's
+-- breaker opened.
 
-create or replace function control.rescan_v1(p_owner uuid, p_zone text, p_ticket uuid[]) returns table (
+create or replace function control.rescan_v1(
+    p_owner uuid, p_zone text, p_ticket uuid[], p_group text[]
+) returns table (
     ticket_id uuid, answer text, owner_id uuid, generation bigint, probe boolean, granted_at timestamptz, day date,
     remaining_ms bigint, ahead integer, wait_reason text, wait_ms bigint
 )
@@ -40,4 +43,11 @@ begin
                   from control.capacity_group g where g.group_id = t.group_id and g.breaker = 'open')
           from control.ticket t
          where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state <> 'quarantined';
+    return query
+        select e.ticket_id, 'cooldown', p_owner, null::bigint, null::boolean, null::timestamptz, null::date,
+               null::bigint, null::integer, null::text,
+               (select (extract(epoch from g.cooldown_until - clock_timestamp()) * 1000)::bigint
+                  from control.capacity_group g where g.group_id = e.group_id and g.breaker = 'open')
+          from unnest(p_ticket, p_group) as e (ticket_id, group_id)
+         where not exists (select from control.ticket t where t.ticket_id = e.ticket_id);
 end $$;

@@ -30,7 +30,8 @@ class GatewayStub:
 
     Credentials travel as metadata: `authorization: Bearer <key>`. A client deadline is honoured and
     passed on. Every error status carries google.rpc.ErrorInfo (domain "tollbridge", reason = the stable
-    code) and, where waiting helps, google.rpc.RetryInfo.
+    code) and, where waiting helps, google.rpc.RetryInfo; only what gRPC itself refuses (a message over
+    the size limit, an unknown method) does not.
     """
 
     def __init__(self, channel):
@@ -56,7 +57,8 @@ class GatewayServicer:
 
     Credentials travel as metadata: `authorization: Bearer <key>`. A client deadline is honoured and
     passed on. Every error status carries google.rpc.ErrorInfo (domain "tollbridge", reason = the stable
-    code) and, where waiting helps, google.rpc.RetryInfo.
+    code) and, where waiting helps, google.rpc.RetryInfo; only what gRPC itself refuses (a message over
+    the size limit, an unknown method) does not.
     """
 
     def Complete(self, request, context):
@@ -100,7 +102,8 @@ class Gateway:
 
     Credentials travel as metadata: `authorization: Bearer <key>`. A client deadline is honoured and
     passed on. Every error status carries google.rpc.ErrorInfo (domain "tollbridge", reason = the stable
-    code) and, where waiting helps, google.rpc.RetryInfo.
+    code) and, where waiting helps, google.rpc.RetryInfo; only what gRPC itself refuses (a message over
+    the size limit, an unknown method) does not.
     """
 
     @staticmethod
