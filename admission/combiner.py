@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
+
+import structlog
+
+log: Final = structlog.get_logger("admission")
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -46,8 +50,8 @@ class Lane(Generic[E, R]):
         return future
 
     def post(self, element: E) -> None:
-        """Sends the element with the next statement, with nobody to tell."""
-        _ = self.submit(element)
+        """Sends the element with the next statement, with nobody to tell but the log."""
+        self.submit(element).add_done_callback(_told)
 
     async def drain(self) -> None:
         """Waits until nothing is pending or in flight."""
@@ -77,6 +81,12 @@ class Lane(Generic[E, R]):
             for (_, future), result in zip(batch, results, strict=True):
                 if not future.done():
                     future.set_result(result)
+
+
+def _told(future: asyncio.Future[R]) -> None:
+    """A fault that no caller hears of must not vanish."""
+    if not future.cancelled() and (error := future.exception()) is not None:
+        log.error("admission.unheard_fault", exc_info=error)
 
 
 def _fail(batch: list[tuple[E, asyncio.Future[R]]], error: BaseException) -> None:

@@ -70,6 +70,11 @@ class _Ticket:
         self.acknowledged = False
         self.seen: Waiting | None = None
 
+    def asked(self, sent: asyncio.Future[None]) -> None:
+        """The statement was sent, or failed in a way nobody foresaw: then whoever waits hears of it at once."""
+        if not self.answer.done() and not sent.cancelled() and (error := sent.exception()) is not None:
+            self.answer.set_exception(error)
+
 
 class Controller:
     """One per process. Open it with `opened`."""
@@ -122,7 +127,7 @@ class Controller:
             patience, late = demand.caller_deadline_s, RefusalReason.DEADLINE_EXCEEDED
         ticket = _Ticket(demand, observer)
         self._tickets[demand.ticket_id] = ticket
-        self._lane(demand.group).post(ticket)
+        self._lane(demand.group).submit(ticket).add_done_callback(ticket.asked)
         answer: Lease | Refusal | None = None
         try:
             async with asyncio.timeout(max(patience, 0)):

@@ -443,3 +443,15 @@ async def test_batch_takes_at_most_half_of_the_queue(database_url):
 
 async def _queued(url: str, count: int) -> bool:
     return len(await rows(url, "select from control.ticket where state = 'queued'")) == count
+
+
+async def test_a_fault_nobody_foresaw_is_told_at_once_and_not_waited_out(database_url, monkeypatch):
+    async with controller(database_url, settings()) as one:
+
+        async def broken(*_):
+            raise RuntimeError("a fault of ours")
+
+        monkeypatch.setattr(one._store, "acquire", broken)
+        async with asyncio.timeout(2):
+            with pytest.raises(RuntimeError):
+                await one.admit(demand())
