@@ -31,13 +31,31 @@ class Class(enum.IntEnum):
     BATCH = 1
 
 
+class Fence(msgspec.Struct, frozen=True, kw_only=True):
+    """Which executor of a run asks. A lower number than the newest seen is refused."""
+
+    scope_id: str
+    run_id: str
+    number: int
+
+
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """One request to occupy one slot. All times are in seconds from now."""
 
     ticket_id: uuid.UUID
+    #: The group as this process's configuration has it. Which group an endpoint belongs to is the store's to say.
     group: str
+    #: Empty: the group is the endpoint.
+    endpoint: str = ""
     #: The upstream model, for limits inside the group.
     model: str
+    #: Whose account at the provider it uses: a name, never the secret.
+    credential: str = ""
+    #: The most tokens it can use, for limits of tokens per minute. Corrected by what was used at the settlement.
+    tokens: int = 0
+    #: A retry keeps the place in the order that its first ticket had: that lease's `number`.
+    place: int | None = None
+    fence: Fence | None = None
     klass: Class
     #: The debit this is an attempt of, and which attempt: 1 for the first, else one more than the last that ended.
     key_id: uuid.UUID
@@ -63,9 +81,11 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     #: 1 is next. Exact to 100.
     position: int
-    #: "capacity", "model_capacity", "cooldown" or "quarantine".
+    #: "capacity", "model_capacity", "rate", "cooldown" or "quarantine".
     reason: str
+    #: From the throughput of the last minute; None where that tells nothing.
     expected_wait_s: float | None = None
+    #: When a cooldown ends.
     until_s: float | None = None
 
 
@@ -76,11 +96,16 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """A granted ticket. It is used up by exactly one settlement."""
 
     ticket_id: uuid.UUID
+    #: The group it has a slot of.
     group: str
+    #: Its place in the group's order.
+    number: int = 0
     #: The breaker's generation at grant: a result acts on the breaker only while this is current.
     generation: int
     #: This is the one probe of a half-open breaker.
     probe: bool
+    #: Its outcome moves the breaker or an allowance, so its settlement takes the group's lock.
+    judged: bool = False
     #: On this process's monotonic clock (`time.monotonic`): past it the attempt is over, whatever happens.
     hard_deadline: float
     granted_at: datetime
@@ -102,6 +127,12 @@ class RefusalReason(enum.StrEnum):
     STORE_UNAVAILABLE = "control_store_unavailable"
     #: The debit has a live ticket, or that attempt of it has already been made.
     DUPLICATE_DEBIT = "duplicate_debit"
+    #: A newer executor of the same run has been seen.
+    FENCED = "owner_fence"
+    #: The credential is rejected, or its quota exhausted: the route is left out until it is looked at again.
+    UNAVAILABLE = "provider_unavailable"
+    #: It needs more tokens than the group or the model may use in a minute.
+    TOO_LARGE = "too_large"
     #: This process had lapsed, or lapsed while the ticket waited: the ticket is gone, and another may be asked for.
     LAPSED = "lapsed"
 
@@ -136,8 +167,12 @@ class Verdict(enum.StrEnum):
     ANSWERED = "answered"
     #: An attributable transient failure.
     TRANSIENT = "transient"
-    #: A rate limit: opens at once, for at least `retry_after_s`.
+    #: A rate limit: its credential and model wait, for at least `retry_after_s`.
     RATE_LIMITED = "rate_limited"
+    #: A good answer, later than the provider's first-byte objective.
+    SLOW = "slow"
+    #: An exhausted quota or a rejected credential: the credential is left out for a while.
+    UNAVAILABLE = "unavailable"
     #: Says nothing: client cancel, store loss.
     NONE = "none"
 
@@ -148,9 +183,13 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     ending: Ending
     verdict: Verdict
-    #: With RATE_LIMITED: seconds the provider asks to wait, from `received_at` (`time.monotonic`).
+    #: With RATE_LIMITED or UNAVAILABLE: seconds the provider asks to wait, from `received_at` (`time.monotonic`).
     retry_after_s: float | None = None
     received_at: float | None = None
+    #: The rate limit is the account's, not the model's.
+    account_wide: bool = False
+    #: What the attempt really used; None where it was not told.
+    used_tokens: int | None = None
     #: For UNCERTAIN: seconds after which a closed connection is known to have stopped the work, from its closing;
     #: None where it is not known, and the slot then waits for hard deadline plus isolation.
     cancel_confirms_after_s: float | None = None

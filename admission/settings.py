@@ -7,6 +7,14 @@ from collections.abc import Mapping
 import msgspec
 
 
+class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one upstream model inside its group, beside the group's own. None is no limit."""
+
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+
+
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one capacity group."""
 
@@ -19,6 +27,16 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     failure_window_s: float = 30.0
     first_cooldown_s: float = 10.0
     longest_cooldown_s: float = 300.0
+    #: Slots above the limit that quarantined attempts may keep, so that they do not hold up others. What the provider
+    #: really runs may then be as many more than the limit.
+    quarantine_headroom: int = 0
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    models: Mapping[str, ModelLimits] = {}
+    #: What belongs to the group; empty: the endpoint it is named for.
+    endpoints: tuple[str, ...] = ()
+    #: The limit is the built-in one: nobody has said what the provider really gives.
+    concurrency_is_default: bool = False
 
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,4 +59,9 @@ class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = "UTC"
     #: A provider's Retry-After counts up to this.
     longest_retry_after_s: float = 3600.0
+    #: How long a credential is left out for that was rejected, or whose quota is exhausted, before it is tried again.
+    unavailable_s: float = 300.0
+    #: The longest that an attempt can occupy a slot, quarantine included: how long admission stays closed when the
+    #: store turns out to be another than before.
+    longest_hold_s: float = 630.0
     connections: int = 4
