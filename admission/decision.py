@@ -1,0 +1,1417 @@
+"""
+What admission decides, as a pure function: `decide(state, event, now)` answers the state after the event.
+
+The SQL functions do the same under a row lock. This is their oracle, the heart of the memory store, and what the
+simulation drives; one differential test runs the same events through both. Nothing here waits, reads a clock or
+touches what it was given: a state that was passed in stays as it was.
+
+Times and durations are whole microseconds on the store's clock, which is the UNIX time.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec.structs import replace
+
+from admission.breaker import Breaker, BreakerLimits, BreakerState, closed, cooldown, elapsed, judged
+from admission.contract import SettledRow, TicketRow
+from admission.lease import Class, Demand, Ending, Fence, Settlement, Verdict
+from admission.settings import AdmissionSettings, GroupSettings
+
+SECOND: Final = 1_000_000
+MILLISECOND: Final = 1_000
+
+#: Interactive grants in a row, made while batch waited, after which batch has a turn.
+BATCH_CREDIT: Final = 9
+#: How long a waiter is left to its owner, who should end it at its deadline.
+_OVERDUE: Final = 2 * SECOND
+#: A position is exact up to this.
+_AHEAD: Final = 100
+_STRIKES: Final = 20
+_DAY: Final = 86_400 * SECOND
+_SHORTEST_WAIT_MS: Final = 100
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+TicketState: TypeAlias = Literal["queued", "granted", "active", "quarantined"]
+AttemptState: TypeAlias = Literal["charged", "zero", "unknown"]
+FloorKind: TypeAlias = Literal["rate_limit", "unavailable"]
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class UnknownGroup(LookupError):
+    """No configuration has named this group."""
+
+
+# ------------------------------------------------------------------ state
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """A live ticket: it waits, or it occupies a slot."""
+
+    ticket_id: uuid.UUID
+    group: str
+    number: int
+    klass: Class
+    model: str
+    endpoint: str
+    credential: str
+    tokens: int
+    owner: uuid.UUID
+    key_id: uuid.UUID
+    debit_id: str
+    attempt: int
+    #: "granted": by another owner's event, not confirmed yet.
+    state: TicketState
+    waits_for_cooldown: bool
+    execution_limit: int
+    isolation: int
+    queued_at: int
+    queue_deadline: int
+    caller_deadline: int | None
+    #: Scope, run and number of its fence.
+    fence: tuple[str, str, int] | None
+    generation: int | None = None
+    granted_at: int | None = None
+    grant_expires_at: int | None = None
+    hard_deadline: int | None = None
+    quarantined_until: int | None = None
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.number, self.ticket_id.int
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """How a ticket ended. Without a key it is a tombstone: the ticket was given up before it was known."""
+
+    state: AttemptState
+    key_id: uuid.UUID | None = None
+    debit_id: str | None = None
+    attempt: int | None = None
+    group: str | None = None
+    owner: uuid.UUID | None = None
+    granted_at: int | None = None
+    #: "unknown" was corrected, which happens once.
+    corrected: bool = False
+
+
+class Floor(msgspec.Struct, frozen=True, kw_only=True):
+    """Nothing of a credential and model is granted before `until`."""
+
+    since: int
+    until: int
+    #: Rate limits in a row that did not say for how long.
+    strikes: int = 0
+
+
+class Allowance(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of one model in its group, or (model "") of the whole group. Buckets hold a minute's worth."""
+
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    requests_left: float = 0.0
+    tokens_left: float = 0.0
+    filled_at: int = 0
+
+    @property
+    def rated(self) -> bool:
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
+    def at(self, now: int) -> Allowance:
+        """Filled up to now."""
+        if now <= self.filled_at or not self.rated:
+            return self
+        minutes = (now - self.filled_at) / (60 * SECOND)
+        return replace(
+            self,
+            requests_left=_filled(self.requests_left, self.requests_per_minute, minutes),
+            tokens_left=_filled(self.tokens_left, self.tokens_per_minute, minutes),
+            filled_at=now,
+        )
+
+    def with_back(self, requests: int, tokens: int) -> Allowance:
+        """With these put back; negative ones are taken out. Call it on one that is filled."""
+        left = self.requests_left + requests
+        tokens_left = self.tokens_left + tokens
+        return replace(
+            self,
+            requests_left=left if self.requests_per_minute is None else min(float(self.requests_per_minute), left),
+            tokens_left=tokens_left
+            if self.tokens_per_minute is None
+            else min(float(self.tokens_per_minute), tokens_left),
+        )
+
+    def lacks(self, tokens: int) -> bool:
+        return (self.requests_per_minute is not None and self.requests_left < 1) or (
+            self.tokens_per_minute is not None and self.tokens_left < tokens
+        )
+
+    def fits_in(self, tokens: int) -> int:
+        """How long until one request of so many tokens fits."""
+        waits = [0.0]
+        if self.requests_per_minute is not None:
+            waits.append((1 - self.requests_left) / self.requests_per_minute)
+        if self.tokens_per_minute is not None:
+            waits.append((tokens - self.tokens_left) / self.tokens_per_minute)
+        return round(max(waits) * 60 * SECOND)
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    settings: GroupSettings
+    version: int
+    limits: BreakerLimits
+    breaker: Breaker = Breaker()
+    next_number: int = 1
+    #: Interactive grants made while batch waited, since the last batch grant.
+    batch_credit: int = 0
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is decided upon. The mappings are never changed, only replaced."""
+
+    zone: str = "UTC"
+    unconfirmed_grant: int = 2 * SECOND
+    unavailable: int = 300 * SECOND
+    groups: Mapping[str, Group] = {}
+    #: By group and model; "" is the whole group.
+    allowances: Mapping[tuple[str, str], Allowance] = {}
+    #: By group, credential, model ("" is all of them) and kind.
+    floors: Mapping[tuple[str, str, str, FloorKind], Floor] = {}
+    endpoints: Mapping[str, str] = {}
+    #: Every set of limits a group was ever started with.
+    versions: Mapping[tuple[str, bytes], int] = {}
+    tickets: Mapping[uuid.UUID, Ticket] = {}
+    attempts: Mapping[uuid.UUID, Attempt] = {}
+    #: The highest attempt that ended, by key and debit.
+    ended: Mapping[tuple[uuid.UUID, str], int] = {}
+    #: When each owner's heartbeat expires.
+    owners: Mapping[uuid.UUID, int] = {}
+    #: Nobody is dead before this: it may have been the store that was away.
+    reclaim_not_before: int = 0
+    #: The newest executor by key, scope and run.
+    fences: Mapping[tuple[uuid.UUID, str, str], int] = {}
+    #: Nothing is granted before this: the store may have forgotten grants.
+    closed_until: int = 0
+
+
+def initial(settings: AdmissionSettings) -> State:
+    """A store that nobody has used. Configure it next."""
+    return State(
+        zone=settings.zone,
+        unconfirmed_grant=_us(settings.unconfirmed_grant_s),
+        unavailable=_us(settings.unavailable_s),
+    )
+
+
+# ------------------------------------------------------------------ events
+
+
+class Element(msgspec.Struct, frozen=True):
+    """A demand, and what remains of its times when it is sent, in milliseconds."""
+
+    demand: Demand
+    queue_ms: int
+    caller_ms: int | None
+
+
+def element(demand: Demand, waited_s: float = 0.0) -> Element:
+    """`waited_s`: what the demand has waited in its process already."""
+    caller = None if demand.caller_deadline_s is None else _ms(demand.caller_deadline_s - waited_s)
+    return Element(demand, _ms(max(demand.queue_timeout_s - waited_s, 0)), caller)
+
+
+class Acquire(msgspec.Struct, frozen=True):
+    """Enqueue these, then grant what fits. Without elements it only lets the queue move on."""
+
+    group: str
+    owner: uuid.UUID
+    elements: Sequence[Element] = ()
+
+
+class Rescan(msgspec.Struct, frozen=True):
+    """Confirm what others granted, and tell of the rest."""
+
+    owner: uuid.UUID
+    demands: Sequence[Demand]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A settlement, and its Retry-After as it is now."""
+
+    settlement: Settlement
+    retry_after_ms: int | None = None
+
+
+class Settle(msgspec.Struct, frozen=True):
+    elements: Sequence[Outcome]
+    #: The outcomes move breakers, floors and allowances.
+    judged: bool = False
+
+
+class Decide(msgspec.Struct, frozen=True):
+    """A probe has given its first content."""
+
+    group: str
+    ticket: uuid.UUID
+    generation: int
+
+
+class Abandon(msgspec.Struct, frozen=True):
+    tickets: Sequence[uuid.UUID]
+    #: Their acquire was never acknowledged: what commits late must not revive them.
+    tombstone: bool = False
+
+
+class Renew(msgspec.Struct, frozen=True):
+    owner: uuid.UUID
+    process: uuid.UUID
+    ttl_ms: int
+    first: bool = False
+
+
+class Bury(msgspec.Struct, frozen=True):
+    """These owners are proven dead."""
+
+    owners: Sequence[uuid.UUID]
+
+
+class Overdue(msgspec.Struct, frozen=True):
+    """The sweep."""
+
+
+class Configure(msgspec.Struct, frozen=True):
+    groups: Mapping[str, GroupSettings]
+    revision: int = 1
+
+
+class Close(msgspec.Struct, frozen=True):
+    """The store is another than before: nothing is granted for so long."""
+
+    for_ms: int
+
+
+Event: TypeAlias = (
+    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Configure | Close
+)  # fmt: skip
+
+
+class Answers(msgspec.Struct, frozen=True, kw_only=True):
+    """What the event is answered with; each event fills its own part."""
+
+    #: Acquire, Rescan.
+    tickets: tuple[TicketRow, ...] = ()
+    #: Settle, in the order of its elements.
+    settled: tuple[SettledRow, ...] = ()
+    #: Abandon, Bury and Overdue: to be advanced. Configure: those with other limits in force.
+    groups: tuple[str, ...] = ()
+    #: Renew: how long the owner now lives; None where it had lapsed.
+    lives_ms: int | None = None
+
+
+_NOTHING: Final = Answers()
+
+
+def decide(state: State, event: Event, now: int) -> tuple[State, Answers]:
+    """
+    The state after the event, and what is answered. Pure.
+
+    Raises `UnknownGroup`.
+    """
+    work = _Work(state, now)
+    answers = _apply(work, event)
+    return work.state(), answers
+
+
+def _apply(work: _Work, event: Event) -> Answers:
+    match event:
+        case Acquire():
+            return _acquire(work, event)
+        case Rescan():
+            return _rescan(work, event)
+        case Settle():
+            return _settle(work, event)
+        case Decide():
+            return _decide(work, event)
+        case Abandon():
+            return _abandon(work, event)
+        case Renew():
+            return _renew(work, event)
+        case Bury():
+            return _bury(work, event)
+        case Overdue():
+            return _overdue(work)
+        case Configure():
+            return _configure(work, event)
+        case Close():
+            return _close(work, event)
+
+
+class _Draft(Generic[K, V]):
+    """A mapping that is copied at its first change."""
+
+    __slots__ = ("_own", "view")
+
+    def __init__(self, view: Mapping[K, V]) -> None:
+        self.view = view
+        self._own: dict[K, V] | None = None
+
+    def put(self, key: K, value: V) -> None:
+        if self._own is None:
+            self.view = self._own = dict(self.view)
+        self._own[key] = value
+
+    def drop(self, key: K) -> None:
+        if self._own is None:
+            self.view = self._own = dict(self.view)
+        del self._own[key]
+
+
+class _Work:
+    """A state that is being changed, at one instant."""
+
+    __slots__ = (
+        "allowances",
+        "attempts",
+        "closed_until",
+        "ended",
+        "endpoints",
+        "fences",
+        "floors",
+        "groups",
+        "now",
+        "owners",
+        "reclaim_not_before",
+        "tickets",
+        "versions",
+        "was",
+    )
+
+    def __init__(self, was: State, now: int) -> None:
+        self.was = was
+        self.now = now
+        self.closed_until = was.closed_until
+        self.reclaim_not_before = was.reclaim_not_before
+        self.groups = _Draft(was.groups)
+        self.allowances = _Draft(was.allowances)
+        self.floors = _Draft(was.floors)
+        self.endpoints = _Draft(was.endpoints)
+        self.versions = _Draft(was.versions)
+        self.tickets = _Draft(was.tickets)
+        self.attempts = _Draft(was.attempts)
+        self.ended = _Draft(was.ended)
+        self.owners = _Draft(was.owners)
+        self.fences = _Draft(was.fences)
+
+    def state(self) -> State:
+        was = self.was
+        return State(
+            zone=was.zone,
+            unconfirmed_grant=was.unconfirmed_grant,
+            unavailable=was.unavailable,
+            groups=self.groups.view,
+            allowances=self.allowances.view,
+            floors=self.floors.view,
+            endpoints=self.endpoints.view,
+            versions=self.versions.view,
+            tickets=self.tickets.view,
+            attempts=self.attempts.view,
+            ended=self.ended.view,
+            owners=self.owners.view,
+            reclaim_not_before=self.reclaim_not_before,
+            fences=self.fences.view,
+            closed_until=self.closed_until,
+        )
+
+    # -------------------------------------------------------------- owners
+
+    def fresh(self, owner: uuid.UUID) -> bool:
+        return self.owners.view.get(owner, 0) > self.now
+
+    def dead(self, owner: uuid.UUID) -> bool:
+        """Lapsed, and not merely unheard because the store itself was away."""
+        return not self.fresh(owner) and self.reclaim_not_before <= self.now
+
+    # -------------------------------------------------------------- groups
+
+    def group(self, group: str) -> Group:
+        found = self.groups.view.get(group)
+        if found is None:
+            raise UnknownGroup(group)
+        return found
+
+    def put_breaker(self, group: str, breaker: Breaker) -> None:
+        """Where it has opened, waiters that do not wait for it, or cannot outlive it, are let go."""
+        was = self.groups.view[group]
+        if breaker is was.breaker:
+            return
+        self.groups.put(group, replace(was, breaker=breaker))
+        until = breaker.cooldown_until
+        if breaker.state is BreakerState.OPEN and was.breaker.state is not BreakerState.OPEN and until is not None:
+            for ticket in self.waiting(group):
+                if not ticket.waits_for_cooldown or ticket.queue_deadline <= until:
+                    self.tickets.drop(ticket.ticket_id)
+
+    def waiting(self, group: str) -> list[Ticket]:
+        return [t for t in self.tickets.view.values() if t.state == "queued" and t.group == group]
+
+    def allowances_of(self, group: str, model: str) -> list[tuple[str, Allowance]]:
+        """Of the model, then of the group; filled up to now."""
+        names = (model, "") if model else ("",)
+        return [(n, a.at(self.now)) for n in names if (a := self.allowances.view.get((group, n))) is not None]
+
+    def give_back(self, group: str, model: str, requests: int, tokens: int) -> None:
+        if requests or tokens:
+            for name, allowance in self.allowances_of(group, model):
+                if allowance.rated:
+                    self.allowances.put((group, name), allowance.with_back(requests, tokens))
+
+    # -------------------------------------------------------------- floors
+
+    def floors_of(self, group: str, credential: str, model: str, kinds: Iterable[FloorKind]) -> list[int]:
+        """When those end that are in force for a credential and model."""
+        view = self.floors.view
+        if not view:
+            return []
+        names = (model, "") if model else ("",)
+        found = (view.get((group, credential, name, kind)) for kind in kinds for name in names)
+        return [floor.until for floor in found if floor is not None and floor.until > self.now]
+
+    def raise_floor(self, group: str, credential: str, model: str, kind: FloorKind, after: int | None) -> None:
+        """It may be raised and is never lowered. Without a time it grows with each one in a row."""
+        key = (group, credential, model, kind)
+        was = self.floors.view.get(key)
+        strikes = 0 if was is None else was.strikes
+        if after is None:
+            in_a_row = was is not None and self.now <= was.until + (was.until - was.since)
+            strikes = min(strikes + 1, _STRIKES) if in_a_row else 0
+            after = cooldown(self.group(group).limits, strikes)
+        until = max(self.now + after, 0 if was is None else was.until)
+        self.floors.put(key, Floor(since=self.now, until=until, strikes=strikes))
+        for ticket in self.waiting(group):
+            if ticket.credential != credential or model not in ("", ticket.model):
+                continue
+            if kind == "unavailable" or not ticket.waits_for_cooldown or ticket.queue_deadline <= until:
+                self.tickets.drop(ticket.ticket_id)
+
+    # ------------------------------------------------------------- endings
+
+    def end(self, ticket: Ticket, state: AttemptState) -> bool:
+        """The single settlement of an attempt, or the one correction of an unknown one. False: it had its end."""
+        was = self.attempts.view.get(ticket.ticket_id)
+        if was is not None:
+            return self.correct(ticket.ticket_id, state)
+        self.attempts.put(
+            ticket.ticket_id,
+            Attempt(
+                state=state,
+                key_id=ticket.key_id,
+                debit_id=ticket.debit_id,
+                attempt=ticket.attempt,
+                group=ticket.group,
+                owner=ticket.owner,
+                granted_at=ticket.granted_at,
+            ),
+        )
+        debit = (ticket.key_id, ticket.debit_id)
+        self.ended.put(debit, max(self.ended.view.get(debit, 0), ticket.attempt))
+        return True
+
+    def correct(self, ticket_id: uuid.UUID, state: AttemptState) -> bool:
+        was = self.attempts.view.get(ticket_id)
+        if was is None or was.state != "unknown" or state == "unknown":
+            return False
+        self.attempts.put(ticket_id, replace(was, state=state, corrected=True))
+        return True
+
+    def lose(self, ticket: Ticket) -> None:
+        """Nobody told its end: unknown, unless it had one."""
+        if ticket.ticket_id not in self.attempts.view:
+            self.end(ticket, "unknown")
+
+    # ----------------------------------------------------------- reconcile
+
+    def reconcile(self, group: str) -> None:
+        """Brings a group up to now."""
+        now = self.now
+        for ticket in [t for t in self.tickets.view.values() if t.group == group]:
+            match ticket.state:
+                case "queued":
+                    if ticket.queue_deadline + _OVERDUE < now:
+                        self.tickets.drop(ticket.ticket_id)
+                case "granted":
+                    assert ticket.grant_expires_at is not None
+                    if self.dead(ticket.owner):
+                        self.tickets.drop(ticket.ticket_id)
+                    elif ticket.grant_expires_at <= now:
+                        back = replace(ticket, state="queued", generation=None, granted_at=None, grant_expires_at=None)
+                        self.tickets.put(ticket.ticket_id, back)
+                case "active":
+                    self._reconcile_active(ticket)
+                case "quarantined":
+                    self._reconcile_quarantined(ticket)
+        found = self.groups.view[group]
+        if found.breaker.state is not BreakerState.CLOSED:
+            probe = None if found.breaker.probe is None else self.tickets.view.get(found.breaker.probe)
+            lives = probe is not None and probe.state in ("granted", "active")
+            self.put_breaker(group, elapsed(found.breaker, found.limits, now, probe_lives=lives))
+
+    def _reconcile_active(self, ticket: Ticket) -> None:
+        assert ticket.hard_deadline is not None
+        dead = self.dead(ticket.owner)
+        if not dead and ticket.hard_deadline > self.now:
+            return
+        # A passed deadline has the full window from now: a clock that leapt must not free what still runs.
+        until = max(ticket.hard_deadline, self.now) + ticket.isolation
+        held = replace(ticket, state="quarantined", quarantined_until=until)
+        self.tickets.put(ticket.ticket_id, held)
+        if dead:
+            self.lose(held)
+        self._reconcile_quarantined(held)
+
+    def _reconcile_quarantined(self, ticket: Ticket) -> None:
+        assert ticket.quarantined_until is not None
+        if ticket.quarantined_until <= self.now:
+            self.tickets.drop(ticket.ticket_id)
+            self.lose(ticket)
+
+
+# ------------------------------------------------------------------ acquire
+
+
+class _Occupancy:
+    """Who occupies and who waits for a group, counted."""
+
+    __slots__ = ("active", "batch", "group", "models", "quarantined", "queued", "ramped")
+
+    def __init__(self, w: _Work, group_id: str) -> None:
+        self.group = w.groups.view[group_id]
+        generation = self.group.breaker.generation
+        #: Granted ones are counted as active.
+        self.active = 0
+        self.quarantined = 0
+        self.batch = 0
+        #: Of the current generation, quarantined ones aside.
+        self.ramped = 0
+        self.models: dict[str, int] = {}
+        self.queued: list[Ticket] = []
+        for ticket in w.tickets.view.values():
+            if ticket.group != group_id:
+                continue
+            if ticket.state == "queued":
+                self.queued.append(ticket)
+                continue
+            self.models[ticket.model] = self.models.get(ticket.model, 0) + 1
+            self.batch += ticket.klass is Class.BATCH
+            if ticket.state == "quarantined":
+                self.quarantined += 1
+            else:
+                self.active += 1
+                self.ramped += ticket.generation == generation
+
+    @property
+    def room(self) -> int:
+        """By the limit and the headroom alone."""
+        limit = self.group.limits.concurrency
+        headroom = self.group.settings.quarantine_headroom
+        return max(0, min(limit - self.active, limit + headroom - self.active - self.quarantined))
+
+    @property
+    def grants(self) -> int:
+        """How many may be granted now."""
+        breaker = self.group.breaker
+        room = self.room
+        if breaker.state is BreakerState.OPEN or (
+            breaker.state is BreakerState.HALF_OPEN and breaker.probe is not None
+        ):
+            return 0
+        if breaker.state is BreakerState.HALF_OPEN:
+            return min(room, 1)
+        if breaker.ramp is not None:
+            return max(0, min(room, breaker.ramp - self.ramped))
+        return room
+
+    @property
+    def batch_room(self) -> int:
+        limit = self.group.limits.concurrency
+        return max(0, (limit - 1 if limit > 1 else 1) - self.batch)
+
+    def ahead(self, ticket: Ticket) -> int:
+        mine = (ticket.klass, *ticket.place)
+        return min(_AHEAD, sum((t.klass, *t.place) < mine for t in self.queued))
+
+
+def _acquire(w: _Work, event: Acquire) -> Answers:
+    w.group(event.group)
+    w.reconcile(event.group)
+    refusals, new = _judge_elements(w, event)
+    chosen: list[Ticket] = []
+    stops: list[int] = []
+    if w.closed_until > w.now:
+        for ticket in new:
+            refusals[ticket.ticket_id] = TicketRow(
+                ticket.ticket_id, "store_closed", wait_ms=_wait_ms(w, w.closed_until)
+            )
+    else:
+        chosen, stops = _choose(w, event, new)
+        granted = {ticket.ticket_id for ticket in chosen}
+        _enqueue(w, event, [t for t in new if t.ticket_id not in granted], refusals)
+    after = _Occupancy(w, event.group)
+    rows = [_chosen_row(w, event.owner, ticket) for ticket in chosen]
+    told = {ticket.ticket_id for ticket in chosen}
+    for asked in event.elements:
+        ticket_id = asked.demand.ticket_id
+        if ticket_id not in told:
+            told.add(ticket_id)
+            rows.append(refusals.get(ticket_id) or _replayed_row(w, asked.demand, after))
+    if after.queued:
+        rows.append(TicketRow(None, "next", wait_ms=_next_event_ms(w, event.group, stops)))
+    return Answers(tickets=tuple(rows))
+
+
+def _judge_elements(w: _Work, event: Acquire) -> tuple[dict[uuid.UUID, TicketRow], list[Ticket]]:
+    """The refusals, and tickets for those that are none. A replay is in neither."""
+    refusals: dict[uuid.UUID, TicketRow] = {}
+    new: list[Ticket] = []
+    if not event.elements:
+        return refusals, new
+    rest: list[Element] = []
+    seen: set[uuid.UUID] = set()
+    debits: set[tuple[uuid.UUID, str]] = set()
+    repeated: set[uuid.UUID] = set()
+    for asked in event.elements:
+        demand = asked.demand
+        ticket_id = demand.ticket_id
+        if ticket_id in seen:
+            continue
+        seen.add(ticket_id)
+        debit = (demand.key_id, demand.debit_id)
+        if debit in debits:
+            repeated.add(ticket_id)
+        debits.add(debit)
+        there = w.tickets.view.get(ticket_id)
+        if there is not None:
+            if there.owner != event.owner:
+                refusals[ticket_id] = TicketRow(ticket_id, "duplicate_debit")
+        elif ticket_id in w.attempts.view:
+            refusals[ticket_id] = TicketRow(ticket_id, "ended")
+        elif (group_id := w.endpoints.view.get(demand.endpoint or demand.group, event.group)) != event.group:
+            refusals[ticket_id] = TicketRow(ticket_id, "moved", group_id=group_id)
+        elif not w.fresh(event.owner):
+            refusals[ticket_id] = TicketRow(ticket_id, "lapsed")
+        else:
+            rest.append(asked)
+
+    _raise_fences(w, rest)
+    live: set[tuple[uuid.UUID, str]] = set()
+    highest: dict[tuple[uuid.UUID, str], int] = {}
+    for ticket in w.tickets.view.values():
+        debit = (ticket.key_id, ticket.debit_id)
+        if debit in debits:
+            highest[debit] = max(highest.get(debit, 0), ticket.attempt)
+            if ticket.state != "quarantined":
+                live.add(debit)
+
+    group = w.group(event.group)
+    number = group.next_number
+    for asked in rest:
+        demand = asked.demand
+        debit = (demand.key_id, demand.debit_id)
+        last = max(highest.get(debit, 0), w.ended.view.get(debit, 0))
+        duplicate = demand.ticket_id in repeated or debit in live or last >= demand.attempt
+        refusal = _refusal(w, event.group, asked, duplicate=duplicate)
+        if refusal is not None:
+            refusals[demand.ticket_id] = refusal
+        elif demand.place is not None and demand.place < group.next_number:
+            new.append(_ticket(w, event, asked, demand.place))
+        else:
+            new.append(_ticket(w, event, asked, number))
+            number += 1
+    return refusals, new
+
+
+def _raise_fences(w: _Work, elements: Sequence[Element]) -> None:
+    """The newest executor of each run is known from here on, and the waiters of its predecessors are gone."""
+    raised: set[tuple[uuid.UUID, str, str]] = set()
+    for asked in elements:
+        fence = asked.demand.fence
+        if fence is not None:
+            run = (asked.demand.key_id, fence.scope_id, fence.run_id)
+            newest = w.fences.view.get(run)
+            if newest is None or fence.number > newest:
+                w.fences.put(run, fence.number)
+                raised.add(run)
+    if raised:
+        for ticket in list(w.tickets.view.values()):
+            if ticket.state == "queued" and ticket.fence is not None:
+                run = (ticket.key_id, ticket.fence[0], ticket.fence[1])
+                if run in raised and ticket.fence[2] < w.fences.view[run]:
+                    w.tickets.drop(ticket.ticket_id)
+
+
+def fenced(state: State, key_id: uuid.UUID, fence: Fence | None) -> bool:
+    """A newer executor of the run has been seen."""
+    return fence is not None and _is_fenced(state.fences, key_id, fence)
+
+
+def _is_fenced(fences: Mapping[tuple[uuid.UUID, str, str], int], key_id: uuid.UUID, fence: Fence) -> bool:
+    return fence.number < fences.get((key_id, fence.scope_id, fence.run_id), fence.number)
+
+
+def _refusal(w: _Work, group_id: str, asked: Element, *, duplicate: bool) -> TicketRow | None:
+    """Why an element can be neither granted nor queued; None where it can."""
+    demand = asked.demand
+    ticket_id = demand.ticket_id
+    if demand.fence is not None and _is_fenced(w.fences.view, demand.key_id, demand.fence):
+        return TicketRow(ticket_id, "owner_fence")
+    if duplicate:
+        return TicketRow(ticket_id, "duplicate_debit")
+    if asked.caller_ms is not None and asked.caller_ms <= 0:
+        return TicketRow(ticket_id, "deadline_exceeded")
+    if unavailable := w.floors_of(group_id, demand.credential, demand.model, ("unavailable",)):
+        return TicketRow(ticket_id, "unavailable", wait_ms=_wait_ms(w, max(unavailable)))
+    for _, allowance in w.allowances_of(group_id, demand.model):
+        if allowance.tokens_per_minute is not None and demand.tokens > allowance.tokens_per_minute:
+            return TicketRow(ticket_id, "too_large")
+    breaker = w.groups.view[group_id].breaker
+    ends = w.floors_of(group_id, demand.credential, demand.model, ("rate_limit",))
+    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
+        ends.append(breaker.cooldown_until)
+    if not ends and (breaker.state is not BreakerState.HALF_OPEN or breaker.probe is None):
+        return None
+    end = max(ends, default=None)
+    if demand.waits_for_cooldown and (end is None or end <= _queue_deadline(w, asked)):
+        return None
+    return TicketRow(ticket_id, "cooldown", wait_ms=_wait_ms(w, w.now if end is None else end))
+
+
+def _queue_deadline(w: _Work, asked: Element) -> int:
+    patience = asked.queue_ms if asked.caller_ms is None else min(asked.queue_ms, asked.caller_ms)
+    return w.now + patience * MILLISECOND
+
+
+def _ticket(w: _Work, event: Acquire, asked: Element, number: int) -> Ticket:
+    demand = asked.demand
+    fence = demand.fence
+    return Ticket(
+        ticket_id=demand.ticket_id,
+        group=event.group,
+        number=number,
+        klass=demand.klass,
+        model=demand.model,
+        endpoint=demand.endpoint or demand.group,
+        credential=demand.credential,
+        tokens=demand.tokens,
+        owner=event.owner,
+        key_id=demand.key_id,
+        debit_id=demand.debit_id,
+        attempt=demand.attempt,
+        state="queued",
+        waits_for_cooldown=demand.waits_for_cooldown,
+        execution_limit=_us(demand.execution_limit_s),
+        isolation=_us(demand.isolation_s),
+        queued_at=w.now,
+        queue_deadline=_queue_deadline(w, asked),
+        caller_deadline=None if asked.caller_ms is None else w.now + asked.caller_ms * MILLISECOND,
+        fence=None if fence is None else (fence.scope_id, fence.run_id, fence.number),
+    )
+
+
+class _Round:
+    """One round of grants in a group."""
+
+    def __init__(self, w: _Work, group_id: str, occupancy: _Occupancy, candidates: Iterable[Ticket]) -> None:
+        self._w = w
+        self._group_id = group_id
+        self._occupancy = occupancy
+        self._allowances: dict[str, Allowance | None] = {}
+        self._blocked: set[str] = set()
+        #: How long until each candidate fits that an allowance stopped.
+        self.stops: list[int] = []
+        ordered = sorted((t for t in candidates if w.fresh(t.owner)), key=_place)
+        self._waiting = {
+            klass: deque(ticket for ticket in ordered if ticket.klass is klass)
+            for klass in (Class.INTERACTIVE, Class.BATCH)
+        }
+
+    def run(self) -> list[Ticket]:
+        """The tickets it chooses, in order. Takes what they use from the allowances."""
+        group = self._occupancy.group
+        room = self._occupancy.grants
+        batch_room = self._occupancy.batch_room
+        credit = group.batch_credit
+        chosen: list[Ticket] = []
+        while len(chosen) < room:
+            interactive = self._first(Class.INTERACTIVE)
+            batch = self._first(Class.BATCH) if batch_room > 0 else None
+            picked = batch if batch is not None and (interactive is None or credit >= BATCH_CREDIT) else interactive
+            if picked is None:
+                break
+            whole = self._allowance("")
+            if whole is not None and whole.lacks(picked.tokens):
+                self.stops.append(whole.fits_in(picked.tokens))
+                break
+            if picked is batch:
+                credit = 0
+                batch_room -= 1
+            elif batch is not None:
+                credit = min(BATCH_CREDIT, credit + 1)
+            self._waiting[picked.klass].popleft()
+            self._take(picked)
+            chosen.append(picked)
+        if credit != group.batch_credit:
+            self._w.groups.put(self._group_id, replace(self._w.groups.view[self._group_id], batch_credit=credit))
+        return chosen
+
+    def _first(self, klass: Class) -> Ticket | None:
+        """The first that could be granted. Those before it cannot be in this round, and are not looked at again."""
+        waiting = self._waiting[klass]
+        while waiting and not self._eligible(waiting[0]):
+            waiting.popleft()
+        return waiting[0] if waiting else None
+
+    def _eligible(self, ticket: Ticket) -> bool:
+        if ticket.model in self._blocked:
+            return False
+        if self._w.floors_of(self._group_id, ticket.credential, ticket.model, ("rate_limit", "unavailable")):
+            return False
+        own = self._allowance(ticket.model) if ticket.model else None
+        if own is None:
+            return True
+        if own.concurrency is not None and self._occupancy.models.get(ticket.model, 0) >= own.concurrency:
+            return False
+        if own.lacks(ticket.tokens):
+            self._blocked.add(ticket.model)
+            self.stops.append(own.fits_in(ticket.tokens))
+            return False
+        return True
+
+    def _allowance(self, model: str) -> Allowance | None:
+        if model not in self._allowances:
+            found = self._w.allowances.view.get((self._group_id, model))
+            self._allowances[model] = None if found is None else found.at(self._w.now)
+        return self._allowances[model]
+
+    def _take(self, ticket: Ticket) -> None:
+        models = self._occupancy.models
+        models[ticket.model] = models.get(ticket.model, 0) + 1
+        for name in {ticket.model, ""}:
+            allowance = self._allowance(name)
+            if allowance is not None and allowance.rated:
+                self._allowances[name] = less = allowance.with_back(-1, -ticket.tokens)
+                self._w.allowances.put((self._group_id, name), less)
+
+
+def _place(ticket: Ticket) -> tuple[int, int]:
+    return ticket.place
+
+
+def _choose(w: _Work, event: Acquire, new: list[Ticket]) -> tuple[list[Ticket], list[int]]:
+    """Grants what fits. Answers the tickets as they are granted, and how long until each that a rate stopped fits."""
+    occupancy = _Occupancy(w, event.group)
+    if not (occupancy.queued or new) or occupancy.grants == 0:
+        return [], []
+    turn = _Round(w, event.group, occupancy, [*occupancy.queued, *new])
+    granted = []
+    for ticket in turn.run():
+        own = ticket.owner == event.owner
+        given = replace(
+            ticket,
+            state="active" if own else "granted",
+            generation=occupancy.group.breaker.generation,
+            granted_at=w.now,
+            grant_expires_at=None if own else w.now + w.was.unconfirmed_grant,
+            hard_deadline=_hard_deadline(w, ticket) if own else None,
+        )
+        w.tickets.put(ticket.ticket_id, given)
+        granted.append(given)
+    if granted and occupancy.group.breaker.state is BreakerState.HALF_OPEN:
+        group = w.groups.view[event.group]
+        w.groups.put(event.group, replace(group, breaker=replace(group.breaker, probe=granted[0].ticket_id)))
+    return granted, turn.stops
+
+
+def _hard_deadline(w: _Work, ticket: Ticket) -> int:
+    latest = w.now + ticket.execution_limit
+    return latest if ticket.caller_deadline is None else min(latest, ticket.caller_deadline + ticket.isolation)
+
+
+def _enqueue(w: _Work, event: Acquire, new: Sequence[Ticket], refusals: dict[uuid.UUID, TicketRow]) -> None:
+    """Queues those for which there is room. They keep the number by which they were looked at."""
+    if not new:
+        return
+    group = w.groups.view[event.group]
+    bound = group.settings.queue
+    placed = {e.demand.ticket_id for e in event.elements if e.demand.place is not None}
+    waiting = w.waiting(event.group)
+    count = len(waiting)
+    batch = sum(ticket.klass is Class.BATCH for ticket in waiting)
+    next_number = group.next_number
+    for ticket in new:
+        most = bound + (group.limits.concurrency if ticket.ticket_id in placed else 0)
+        if count >= most or (ticket.klass is Class.BATCH and batch >= (bound + 1) // 2):
+            refusals[ticket.ticket_id] = TicketRow(ticket.ticket_id, "queue_full")
+            continue
+        w.tickets.put(ticket.ticket_id, ticket)
+        count += 1
+        batch += ticket.klass is Class.BATCH
+        next_number = max(next_number, ticket.number + 1)
+    if next_number != group.next_number:
+        w.groups.put(event.group, replace(group, next_number=next_number))
+
+
+# ------------------------------------------------------------------ rows
+
+
+def _chosen_row(w: _Work, owner: uuid.UUID, ticket: Ticket) -> TicketRow:
+    if ticket.owner == owner:
+        return _granted_row(w, ticket)
+    return TicketRow(
+        ticket.ticket_id,
+        "notify",
+        owner_id=ticket.owner,
+        group_id=ticket.group,
+        number=ticket.number,
+        generation=ticket.generation,
+        probe=_is_probe(w, ticket),
+        judged=_is_judged(w, ticket),
+    )
+
+
+def _granted_row(w: _Work, ticket: Ticket) -> TicketRow:
+    assert ticket.granted_at is not None
+    assert ticket.hard_deadline is not None
+    granted_at = moment(ticket.granted_at)
+    return TicketRow(
+        ticket.ticket_id,
+        "granted",
+        owner_id=ticket.owner,
+        group_id=ticket.group,
+        number=ticket.number,
+        generation=ticket.generation,
+        probe=_is_probe(w, ticket),
+        judged=_is_judged(w, ticket),
+        granted_at=granted_at,
+        day=day_of(ticket.granted_at, w.was.zone),
+        remaining_ms=_to_ms(ticket.hard_deadline - w.now),
+    )
+
+
+def _is_probe(w: _Work, ticket: Ticket) -> bool:
+    return w.groups.view[ticket.group].breaker.probe == ticket.ticket_id
+
+
+def _is_judged(w: _Work, ticket: Ticket) -> bool:
+    return (
+        _is_probe(w, ticket)
+        or w.groups.view[ticket.group].breaker.ramp is not None
+        or any(allowance.rated for _, allowance in w.allowances_of(ticket.group, ticket.model))
+    )
+
+
+def _replayed_row(w: _Work, demand: Demand, occupancy: _Occupancy) -> TicketRow:
+    """By the state of its ticket."""
+    ticket = w.tickets.view.get(demand.ticket_id)
+    if ticket is None:  # its own fence let it go, in this very event
+        return _missing_row(w, demand)
+    match ticket.state:
+        case "active":
+            return _granted_row(w, ticket)
+        case "quarantined":
+            return TicketRow(ticket.ticket_id, "ended")
+        case "queued" | "granted":
+            reason, until = _wait_reason(w, ticket, occupancy)
+            return TicketRow(
+                ticket.ticket_id,
+                "queued",
+                owner_id=ticket.owner,
+                group_id=ticket.group,
+                number=ticket.number,
+                ahead=occupancy.ahead(ticket),
+                wait_reason=reason,
+                wait_ms=None if until is None else _wait_ms(w, until, at_least=0),
+            )
+
+
+def _missing_row(w: _Work, demand: Demand) -> TicketRow:
+    if demand.fence is not None and _is_fenced(w.fences.view, demand.key_id, demand.fence):
+        return TicketRow(demand.ticket_id, "owner_fence")
+    ends = w.floors_of(demand.group, demand.credential, demand.model, ("rate_limit", "unavailable"))
+    group = w.groups.view.get(demand.group)
+    if group is not None and group.breaker.state is BreakerState.OPEN and group.breaker.cooldown_until is not None:
+        ends.append(group.breaker.cooldown_until)
+    return TicketRow(demand.ticket_id, "cooldown", wait_ms=_wait_ms(w, max(ends)) if ends else None)
+
+
+def _wait_reason(w: _Work, ticket: Ticket, occupancy: _Occupancy) -> tuple[str, int | None]:
+    """Why it waits, and when a cooldown ends."""
+    breaker = occupancy.group.breaker
+    ends = w.floors_of(ticket.group, ticket.credential, ticket.model, ("rate_limit", "unavailable"))
+    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
+        ends.append(breaker.cooldown_until)
+    if ends or breaker.state is not BreakerState.CLOSED:
+        return "cooldown", max(ends, default=None)
+    room = occupancy.room
+    if room == 0 and occupancy.active < occupancy.group.limits.concurrency:
+        return "quarantine", None
+    allowances = w.allowances_of(ticket.group, ticket.model)
+    for name, allowance in allowances:
+        full = allowance.concurrency is not None and occupancy.models.get(ticket.model, 0) >= allowance.concurrency
+        if name and room > 0 and full:
+            return "model_capacity", None
+    if any(allowance.lacks(ticket.tokens) for _, allowance in allowances):
+        return "rate", None
+    return "capacity", None
+
+
+def _next_event_ms(w: _Work, group_id: str, stops: Sequence[int]) -> int | None:
+    """Until the next event that time alone brings about in a group."""
+    events = [w.now + stop for stop in stops]
+    for ticket in w.tickets.view.values():
+        if ticket.group == group_id:
+            if ticket.state == "granted" and ticket.grant_expires_at is not None:
+                events.append(ticket.grant_expires_at)
+            elif ticket.state == "quarantined" and ticket.quarantined_until is not None:
+                events.append(ticket.quarantined_until)
+    breaker = w.groups.view[group_id].breaker
+    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
+        events.append(breaker.cooldown_until)
+    events.extend(f.until for key, f in w.floors.view.items() if key[0] == group_id and f.until > w.now)
+    if w.closed_until > w.now:
+        events.append(w.closed_until)
+    return _wait_ms(w, min(events), at_least=0) if events else None
+
+
+# ------------------------------------------------------------------ rescan
+
+
+def _rescan(w: _Work, event: Rescan) -> Answers:
+    if w.fresh(event.owner):
+        for demand in event.demands:
+            ticket = w.tickets.view.get(demand.ticket_id)
+            if ticket is None or ticket.owner != event.owner or ticket.state != "granted":
+                continue
+            assert ticket.grant_expires_at is not None
+            if ticket.grant_expires_at > w.now:
+                active = replace(ticket, state="active", grant_expires_at=None, hard_deadline=_hard_deadline(w, ticket))
+                w.tickets.put(ticket.ticket_id, active)
+    occupancies: dict[str, _Occupancy] = {}
+    rows = []
+    for demand in event.demands:
+        ticket = w.tickets.view.get(demand.ticket_id)
+        if ticket is None or ticket.owner != event.owner:
+            rows.append(_missing_row(w, demand))
+            continue
+        if ticket.group not in occupancies:
+            occupancies[ticket.group] = _Occupancy(w, ticket.group)
+        rows.append(_replayed_row(w, demand, occupancies[ticket.group]))
+    return Answers(tickets=tuple(rows))
+
+
+# ------------------------------------------------------------------ settle
+
+
+def _settle(w: _Work, event: Settle) -> Answers:
+    found: list[Ticket | None] = []
+    applied: list[bool] = []
+    for outcome in event.elements:
+        settlement = outcome.settlement
+        ticket = w.tickets.view.get(settlement.lease.ticket_id)
+        if ticket is not None and ticket.state not in ("active", "quarantined"):
+            ticket = None
+        found.append(ticket)
+        state = _attempt_state(settlement)
+        if ticket is None:
+            applied.append(w.correct(settlement.lease.ticket_id, state))
+            continue
+        if settlement.ending is Ending.UNCERTAIN:
+            assert ticket.hard_deadline is not None
+            until = ticket.hard_deadline + ticket.isolation
+            if settlement.cancel_confirms_after_s is not None:
+                until = min(until, w.now + _us(settlement.cancel_confirms_after_s))
+            w.tickets.put(ticket.ticket_id, replace(ticket, state="quarantined", quarantined_until=until))
+        else:
+            w.tickets.drop(ticket.ticket_id)
+        applied.append(w.end(ticket, state))
+    if event.judged:
+        for outcome, ticket, new in zip(event.elements, found, applied, strict=True):
+            # A replay must not count a failure twice.
+            if ticket is not None and new:
+                _judge(w, ticket, outcome)
+    rows = []
+    for outcome, ticket, new in zip(event.elements, found, applied, strict=True):
+        ticket_id = outcome.settlement.lease.ticket_id
+        attempt = w.attempts.view.get(ticket_id)
+        group_id = ticket.group if ticket is not None else None if attempt is None else attempt.group
+        waiters = group_id is not None and any(
+            t.state == "queued" and t.group == group_id for t in w.tickets.view.values()
+        )
+        rows.append(SettledRow(ticket_id, applied=new, counters=None, group_id=group_id, waiters=waiters))
+    return Answers(settled=tuple(rows))
+
+
+def _attempt_state(settlement: Settlement) -> AttemptState:
+    match settlement.state:
+        case "charged" | "zero" | "unknown" as state:
+            return state
+        case other:
+            raise ValueError(f"no such end of an attempt: {other}")
+
+
+def _judge(w: _Work, ticket: Ticket, outcome: Outcome) -> None:
+    """What an outcome says about its group: allowances, floors, breaker."""
+    settlement = outcome.settlement
+    verdict, ending = settlement.verdict, settlement.ending
+    if ending is Ending.NOT_DISPATCHED:
+        w.give_back(ticket.group, ticket.model, 1, ticket.tokens)
+    elif settlement.used_tokens is not None:
+        w.give_back(ticket.group, ticket.model, 0, ticket.tokens - settlement.used_tokens)
+    after = None if outcome.retry_after_ms is None else outcome.retry_after_ms * MILLISECOND
+    if verdict is Verdict.RATE_LIMITED:
+        model = "" if settlement.account_wide else ticket.model
+        w.raise_floor(ticket.group, ticket.credential, model, "rate_limit", after)
+    elif verdict is Verdict.UNAVAILABLE:
+        w.raise_floor(ticket.group, ticket.credential, "", "unavailable", w.was.unavailable if after is None else after)
+    group = w.groups.view[ticket.group]
+    breaker = group.breaker
+    if settlement.lease.generation != breaker.generation:
+        return
+    if breaker.state is BreakerState.HALF_OPEN and breaker.probe != ticket.ticket_id:
+        return
+    w.put_breaker(ticket.group, judged(breaker, group.limits, verdict, ending, w.now))
+
+
+def _decide(w: _Work, event: Decide) -> Answers:
+    group = w.groups.view.get(event.group)
+    if group is not None:
+        breaker = group.breaker
+        if breaker.state is BreakerState.HALF_OPEN and (breaker.probe, breaker.generation) == (
+            event.ticket,
+            event.generation,
+        ):
+            w.put_breaker(event.group, closed(breaker, group.limits))
+    return _NOTHING
+
+
+def _abandon(w: _Work, event: Abandon) -> Answers:
+    groups: dict[str, None] = {}
+    for ticket_id in event.tickets:
+        ticket = w.tickets.view.get(ticket_id)
+        if ticket is not None and ticket.state == "quarantined":
+            continue
+        if ticket is not None:
+            w.tickets.drop(ticket_id)
+            if ticket.state != "queued":
+                groups[ticket.group] = None
+                w.give_back(ticket.group, ticket.model, 1, ticket.tokens)
+            if ticket.state == "active":
+                w.end(ticket, "zero")
+        if event.tombstone and ticket_id not in w.attempts.view:
+            w.attempts.put(ticket_id, Attempt(state="zero"))
+    return Answers(groups=tuple(sorted(groups)))
+
+
+# ------------------------------------------------------------------ owners
+
+
+def _renew(w: _Work, event: Renew) -> Answers:
+    expires = w.now + event.ttl_ms * MILLISECOND
+    lives: int | None = None
+    if event.first:
+        owners = w.owners.view
+        if owners and not any(until > w.now for until in owners.values()) and w.reclaim_not_before < w.now:
+            # Nobody was heard of: it may have been the store that was away.
+            held = {ticket.owner for ticket in w.tickets.view.values()}
+            if any(owner in owners for owner in held):
+                w.reclaim_not_before = expires
+        if event.owner not in w.owners.view:
+            w.owners.put(event.owner, expires)
+        lives = w.owners.view[event.owner]
+    elif w.fresh(event.owner):
+        w.owners.put(event.owner, expires)
+        lives = expires
+    w.owners.put(event.process, expires)
+    return Answers(lives_ms=None if lives is None else _to_ms(lives - w.now))
+
+
+def _bury(w: _Work, event: Bury) -> Answers:
+    buried = set(event.owners)
+    for owner in buried:
+        if owner in w.owners.view:
+            w.owners.drop(owner)
+    for ticket in list(w.tickets.view.values()):
+        if ticket.owner in buried and ticket.state == "queued":
+            w.tickets.drop(ticket.ticket_id)
+    if buried and not any(
+        ticket.owner in w.owners.view and not w.fresh(ticket.owner) for ticket in w.tickets.view.values()
+    ):
+        w.reclaim_not_before = w.now
+    return Answers(groups=_groups_of(t for t in w.tickets.view.values() if t.owner in buried))
+
+
+def _groups_of(tickets: Iterable[Ticket]) -> tuple[str, ...]:
+    return tuple(sorted({ticket.group for ticket in tickets}))
+
+
+def _overdue(w: _Work) -> Answers:
+    held = {ticket.owner for ticket in w.tickets.view.values()}
+    for owner, until in list(w.owners.view.items()):
+        if until < w.now - _DAY and owner not in held:
+            w.owners.drop(owner)
+    for ticket in list(w.tickets.view.values()):
+        if ticket.state == "queued" and w.dead(ticket.owner):
+            w.tickets.drop(ticket.ticket_id)
+    return Answers(groups=_groups_of(t for t in w.tickets.view.values() if _is_due(w, t)))
+
+
+def _is_due(w: _Work, ticket: Ticket) -> bool:
+    until = {
+        "queued": None,
+        "granted": ticket.grant_expires_at,
+        "active": ticket.hard_deadline,
+        "quarantined": ticket.quarantined_until,
+    }[ticket.state]
+    if until is not None and until <= w.now:
+        return True
+    return ticket.state in ("granted", "active") and w.dead(ticket.owner)
+
+
+def _close(w: _Work, event: Close) -> Answers:
+    w.closed_until = max(w.closed_until, w.now + event.for_ms * MILLISECOND)
+    return _NOTHING
+
+
+# ------------------------------------------------------------------ configuration
+
+
+def _configure(w: _Work, event: Configure) -> Answers:
+    for group_id in sorted(event.groups):
+        given = event.groups[group_id]
+        key = (group_id, _fingerprint(event.revision, given))
+        version = w.versions.view.get(key)
+        if version is None:
+            version = len(w.versions.view) + 1
+            w.versions.put(key, version)
+        known = w.groups.view.get(group_id)
+        if known is None:
+            w.groups.put(group_id, Group(settings=given, version=version, limits=limits_of(given)))
+        elif known.version < version:
+            w.groups.put(group_id, replace(known, settings=given, version=version, limits=limits_of(given)))
+        else:
+            continue
+        _configure_allowances(w, group_id, given)
+        for endpoint in given.endpoints or (group_id,):
+            _move(w, endpoint, group_id)
+    other = (
+        group_id
+        for group_id, given in event.groups.items()
+        if _fingerprint(0, w.groups.view[group_id].settings) != _fingerprint(0, given)
+    )
+    return Answers(groups=tuple(sorted(other)))
+
+
+def _fingerprint(revision: int, given: GroupSettings) -> bytes:
+    # Whether a limit is the built-in one changes nothing about it.
+    return msgspec.json.encode((revision, replace(given, concurrency_is_default=False)), order="deterministic")
+
+
+def limits_of(given: GroupSettings) -> BreakerLimits:
+    return BreakerLimits(
+        concurrency=given.concurrency,
+        failure_threshold=given.failure_threshold,
+        failure_window=_us(given.failure_window_s),
+        first_cooldown=_us(given.first_cooldown_s),
+        longest_cooldown=_us(given.longest_cooldown_s),
+    )
+
+
+def _configure_allowances(w: _Work, group_id: str, given: GroupSettings) -> None:
+    """New buckets are full; one that is there already keeps what it holds, up to its new size."""
+    wanted = {
+        "": Allowance(requests_per_minute=given.requests_per_minute, tokens_per_minute=given.tokens_per_minute)
+    } | {
+        model: Allowance(
+            concurrency=limits.concurrency,
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
+        )
+        for model, limits in given.models.items()
+    }
+    for key in [key for key in w.allowances.view if key[0] == group_id and key[1] not in wanted]:
+        w.allowances.drop(key)
+    for model, limits in wanted.items():
+        known = w.allowances.view.get((group_id, model), Allowance()).at(w.now)
+        if (limits.concurrency, limits.rated) == (None, False):
+            if (group_id, model) in w.allowances.view:
+                w.allowances.drop((group_id, model))
+            continue
+        bucket = replace(
+            limits,
+            requests_left=_size(limits.requests_per_minute, known.requests_per_minute, known.requests_left),
+            tokens_left=_size(limits.tokens_per_minute, known.tokens_per_minute, known.tokens_left),
+            filled_at=w.now,
+        )
+        w.allowances.put((group_id, model), bucket)
+
+
+def _size(per_minute: int | None, was: int | None, left: float) -> float:
+    if per_minute is None:
+        return 0.0
+    return float(per_minute) if was is None else min(float(per_minute), left)
+
+
+def _move(w: _Work, endpoint: str, group_id: str) -> None:
+    """The endpoint is of this group from now on, and so are its live tickets."""
+    if w.endpoints.view.get(endpoint) == group_id:
+        return
+    w.endpoints.put(endpoint, group_id)
+    group = w.groups.view[group_id]
+    next_number = group.next_number
+    for ticket in list(w.tickets.view.values()):
+        if ticket.endpoint == endpoint and ticket.group != group_id:
+            w.tickets.put(ticket.ticket_id, replace(ticket, group=group_id))
+            next_number = max(next_number, ticket.number + 1)
+    w.groups.put(group_id, replace(group, next_number=next_number))
+
+
+# ------------------------------------------------------------------ time
+
+
+def moment(at: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=at)
+
+
+def day_of(at: int, zone: str) -> date:
+    return moment(at).astimezone(ZoneInfo(zone)).date()
+
+
+def _us(seconds: float) -> int:
+    """As the store is told: in whole milliseconds."""
+    return _ms(seconds) * MILLISECOND
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _to_ms(duration: int) -> int:
+    """To the nearest."""
+    return (duration + MILLISECOND // 2) // MILLISECOND
+
+
+def _wait_ms(w: _Work, until: int, *, at_least: int = _SHORTEST_WAIT_MS) -> int:
+    return max(_to_ms(until - w.now), at_least)
+
+
+def _filled(left: float, per_minute: int | None, minutes: float) -> float:
+    return left if per_minute is None else min(float(per_minute), left + per_minute * minutes)
