@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from admission.breaker import Breaker, BreakerLimits, BreakerState, closed, cooldown, elapsed, judged
 from admission.contract import SettledRow, TicketRow
-from admission.lease import Class, Demand, Ending, Fence, Settlement, Verdict
+from admission.lease import Class, Demand, Ending, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings, GroupSettings
 
 SECOND: Final = 1_000_000
@@ -189,7 +189,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     #: By group, credential, model ("" is all of them) and kind.
     floors: Mapping[tuple[str, str, str, FloorKind], Floor] = {}
     endpoints: Mapping[str, str] = {}
-    #: Every set of limits a group was ever started with.
+    #: Every setting of a group or an endpoint that was ever started with, in the order it was first seen.
     versions: Mapping[tuple[str, bytes], int] = {}
     tickets: Mapping[uuid.UUID, Ticket] = {}
     attempts: Mapping[uuid.UUID, Attempt] = {}
@@ -295,6 +295,12 @@ class Configure(msgspec.Struct, frozen=True):
     revision: int = 1
 
 
+class Reset(msgspec.Struct, frozen=True):
+    """An operator says that all is well again: the breaker closes, its floors are gone."""
+
+    group: str
+
+
 class Close(msgspec.Struct, frozen=True):
     """The store is another than before: nothing is granted for so long."""
 
@@ -302,7 +308,7 @@ class Close(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Configure | Close
+    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Configure | Reset | Close
 )  # fmt: skip
 
 
@@ -353,6 +359,8 @@ def _apply(work: _Work, event: Event) -> Answers:
             return _overdue(work)
         case Configure():
             return _configure(work, event)
+        case Reset():
+            return _reset(work, event)
         case Close():
             return _close(work, event)
 
@@ -655,17 +663,8 @@ def _acquire(w: _Work, event: Acquire) -> Answers:
     w.group(event.group)
     w.reconcile(event.group)
     refusals, new = _judge_elements(w, event)
-    chosen: list[Ticket] = []
-    stops: list[int] = []
-    if w.closed_until > w.now:
-        for ticket in new:
-            refusals[ticket.ticket_id] = TicketRow(
-                ticket.ticket_id, "store_closed", wait_ms=_wait_ms(w, w.closed_until)
-            )
-    else:
-        chosen, stops = _choose(w, event, new)
-        granted = {ticket.ticket_id for ticket in chosen}
-        _enqueue(w, event, [t for t in new if t.ticket_id not in granted], refusals)
+    chosen, stops = _choose(w, event, new)
+    _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
     after = _Occupancy(w, event.group)
     rows = [_chosen_row(w, event.owner, ticket) for ticket in chosen]
     told = {ticket.ticket_id for ticket in chosen}
@@ -673,7 +672,7 @@ def _acquire(w: _Work, event: Acquire) -> Answers:
         ticket_id = asked.demand.ticket_id
         if ticket_id not in told:
             told.add(ticket_id)
-            rows.append(refusals.get(ticket_id) or _replayed_row(w, asked.demand, after))
+            rows.append(refusals.get(ticket_id) or _replayed_row(w, asked.demand, after, looked=False))
     if after.queued:
         rows.append(TicketRow(None, "next", wait_ms=_next_event_ms(w, event.group, stops)))
     return Answers(tickets=tuple(rows))
@@ -685,6 +684,7 @@ def _judge_elements(w: _Work, event: Acquire) -> tuple[dict[uuid.UUID, TicketRow
     new: list[Ticket] = []
     if not event.elements:
         return refusals, new
+    _raise_fences(w, event.elements)
     rest: list[Element] = []
     seen: set[uuid.UUID] = set()
     debits: set[tuple[uuid.UUID, str]] = set()
@@ -712,7 +712,6 @@ def _judge_elements(w: _Work, event: Acquire) -> tuple[dict[uuid.UUID, TicketRow
         else:
             rest.append(asked)
 
-    _raise_fences(w, rest)
     live: set[tuple[uuid.UUID, str]] = set()
     highest: dict[tuple[uuid.UUID, str], int] = {}
     for ticket in w.tickets.view.values():
@@ -722,8 +721,7 @@ def _judge_elements(w: _Work, event: Acquire) -> tuple[dict[uuid.UUID, TicketRow
             if ticket.state != "quarantined":
                 live.add(debit)
 
-    group = w.group(event.group)
-    number = group.next_number
+    first = w.group(event.group).next_number
     for asked in rest:
         demand = asked.demand
         debit = (demand.key_id, demand.debit_id)
@@ -732,12 +730,16 @@ def _judge_elements(w: _Work, event: Acquire) -> tuple[dict[uuid.UUID, TicketRow
         refusal = _refusal(w, event.group, asked, duplicate=duplicate)
         if refusal is not None:
             refusals[demand.ticket_id] = refusal
-        elif demand.place is not None and demand.place < group.next_number:
-            new.append(_ticket(w, event, asked, demand.place))
         else:
-            new.append(_ticket(w, event, asked, number))
-            number += 1
+            new.append(_ticket(w, event, asked, _number(demand, first, len(new))))
     return refusals, new
+
+
+def _number(demand: Demand, next_number: int, nth: int) -> int:
+    """A retry keeps its place, which is always before the next number."""
+    if demand.place is not None and demand.place < next_number:
+        return demand.place
+    return next_number + nth
 
 
 def _raise_fences(w: _Work, elements: Sequence[Element]) -> None:
@@ -759,11 +761,6 @@ def _raise_fences(w: _Work, elements: Sequence[Element]) -> None:
                     w.tickets.drop(ticket.ticket_id)
 
 
-def fenced(state: State, key_id: uuid.UUID, fence: Fence | None) -> bool:
-    """A newer executor of the run has been seen."""
-    return fence is not None and _is_fenced(state.fences, key_id, fence)
-
-
 def _is_fenced(fences: Mapping[tuple[uuid.UUID, str, str], int], key_id: uuid.UUID, fence: Fence) -> bool:
     return fence.number < fences.get((key_id, fence.scope_id, fence.run_id), fence.number)
 
@@ -778,21 +775,24 @@ def _refusal(w: _Work, group_id: str, asked: Element, *, duplicate: bool) -> Tic
         return TicketRow(ticket_id, "duplicate_debit")
     if asked.caller_ms is not None and asked.caller_ms <= 0:
         return TicketRow(ticket_id, "deadline_exceeded")
-    if unavailable := w.floors_of(group_id, demand.credential, demand.model, ("unavailable",)):
-        return TicketRow(ticket_id, "unavailable", wait_ms=_wait_ms(w, max(unavailable)))
+    breaker = w.groups.view[group_id].breaker
+    ends = w.floors_of(group_id, demand.credential, demand.model, ("rate_limit", "unavailable"))
+    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
+        ends.append(breaker.cooldown_until)
+    end = max(ends, default=None)
+    wait_ms = _wait_ms(w, w.now if end is None else end)
+    if w.floors_of(group_id, demand.credential, demand.model, ("unavailable",)):
+        return TicketRow(ticket_id, "provider_unavailable", wait_ms=wait_ms)
     for _, allowance in w.allowances_of(group_id, demand.model):
         if allowance.tokens_per_minute is not None and demand.tokens > allowance.tokens_per_minute:
             return TicketRow(ticket_id, "too_large")
-    breaker = w.groups.view[group_id].breaker
-    ends = w.floors_of(group_id, demand.credential, demand.model, ("rate_limit",))
-    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
-        ends.append(breaker.cooldown_until)
-    if not ends and (breaker.state is not BreakerState.HALF_OPEN or breaker.probe is None):
+    if w.closed_until > w.now:
+        return TicketRow(ticket_id, "store_closed", wait_ms=_wait_ms(w, w.closed_until, at_least=0))
+    if end is None and (breaker.state is not BreakerState.HALF_OPEN or breaker.probe is None):
         return None
-    end = max(ends, default=None)
     if demand.waits_for_cooldown and (end is None or end <= _queue_deadline(w, asked)):
         return None
-    return TicketRow(ticket_id, "cooldown", wait_ms=_wait_ms(w, w.now if end is None else end))
+    return TicketRow(ticket_id, "cooldown", wait_ms=wait_ms)
 
 
 def _queue_deadline(w: _Work, asked: Element) -> int:
@@ -853,7 +853,10 @@ class _Round:
         chosen: list[Ticket] = []
         while len(chosen) < room:
             interactive = self._first(Class.INTERACTIVE)
-            batch = self._first(Class.BATCH) if batch_room > 0 else None
+            # Looked at even where it cannot be picked: what it lacks blocks its model.
+            batch = self._first(Class.BATCH)
+            if batch_room == 0:
+                batch = None
             picked = batch if batch is not None and (interactive is None or credit >= BATCH_CREDIT) else interactive
             if picked is None:
                 break
@@ -919,7 +922,7 @@ def _place(ticket: Ticket) -> tuple[int, int]:
 def _choose(w: _Work, event: Acquire, new: list[Ticket]) -> tuple[list[Ticket], list[int]]:
     """Grants what fits. Answers the tickets as they are granted, and how long until each that a rate stopped fits."""
     occupancy = _Occupancy(w, event.group)
-    if not (occupancy.queued or new) or occupancy.grants == 0:
+    if w.closed_until > w.now or not (occupancy.queued or new) or occupancy.grants == 0:
         return [], []
     turn = _Round(w, event.group, occupancy, [*occupancy.queued, *new])
     granted = []
@@ -946,28 +949,33 @@ def _hard_deadline(w: _Work, ticket: Ticket) -> int:
     return latest if ticket.caller_deadline is None else min(latest, ticket.caller_deadline + ticket.isolation)
 
 
-def _enqueue(w: _Work, event: Acquire, new: Sequence[Ticket], refusals: dict[uuid.UUID, TicketRow]) -> None:
-    """Queues those for which there is room. They keep the number by which they were looked at."""
-    if not new:
-        return
+def _enqueue(
+    w: _Work, event: Acquire, new: Sequence[Ticket], granted: set[uuid.UUID], refusals: dict[uuid.UUID, TicketRow]
+) -> None:
+    """Queues those that were not granted and for which there is room."""
     group = w.groups.view[event.group]
     bound = group.settings.queue
-    placed = {e.demand.ticket_id for e in event.elements if e.demand.place is not None}
-    waiting = w.waiting(event.group)
-    count = len(waiting)
-    batch = sum(ticket.klass is Class.BATCH for ticket in waiting)
-    next_number = group.next_number
+    queued = w.waiting(event.group)
+    waiting = len(queued)
+    batch = sum(ticket.klass is Class.BATCH for ticket in queued)
+    enqueued = 0
     for ticket in new:
-        most = bound + (group.limits.concurrency if ticket.ticket_id in placed else 0)
-        if count >= most or (ticket.klass is Class.BATCH and batch >= (bound + 1) // 2):
+        if ticket.ticket_id in granted:
+            continue
+        if ticket.number < group.next_number:  # it keeps the place of an earlier attempt
+            room = waiting < bound + group.limits.concurrency
+        else:
+            # Batch takes at most half of the queue: a large submission must not turn interactive callers away.
+            room = waiting < bound and (ticket.klass is not Class.BATCH or batch < (bound + 1) // 2)
+        if not room:
             refusals[ticket.ticket_id] = TicketRow(ticket.ticket_id, "queue_full")
             continue
         w.tickets.put(ticket.ticket_id, ticket)
-        count += 1
+        waiting += 1
         batch += ticket.klass is Class.BATCH
-        next_number = max(next_number, ticket.number + 1)
-    if next_number != group.next_number:
-        w.groups.put(event.group, replace(group, next_number=next_number))
+        enqueued += 1
+    if enqueued:
+        w.groups.put(event.group, replace(group, next_number=group.next_number + len(new)))
 
 
 # ------------------------------------------------------------------ rows
@@ -1015,15 +1023,13 @@ def _is_judged(w: _Work, ticket: Ticket) -> bool:
     return (
         _is_probe(w, ticket)
         or w.groups.view[ticket.group].breaker.ramp is not None
-        or any(allowance.rated for _, allowance in w.allowances_of(ticket.group, ticket.model))
+        or any(group_id == ticket.group for group_id, _ in w.allowances.view)
     )
 
 
-def _replayed_row(w: _Work, demand: Demand, occupancy: _Occupancy) -> TicketRow:
-    """By the state of its ticket."""
-    ticket = w.tickets.view.get(demand.ticket_id)
-    if ticket is None:  # its own fence let it go, in this very event
-        return _missing_row(w, demand)
+def _replayed_row(w: _Work, demand: Demand, occupancy: _Occupancy, *, looked: bool = True) -> TicketRow:
+    """By the state of its ticket. `looked`: for its position, too."""
+    ticket = w.tickets.view[demand.ticket_id]
     match ticket.state:
         case "active":
             return _granted_row(w, ticket)
@@ -1037,7 +1043,7 @@ def _replayed_row(w: _Work, demand: Demand, occupancy: _Occupancy) -> TicketRow:
                 owner_id=ticket.owner,
                 group_id=ticket.group,
                 number=ticket.number,
-                ahead=occupancy.ahead(ticket),
+                ahead=occupancy.ahead(ticket) if looked else None,
                 wait_reason=reason,
                 wait_ms=None if until is None else _wait_ms(w, until, at_least=0),
             )
@@ -1059,19 +1065,26 @@ def _wait_reason(w: _Work, ticket: Ticket, occupancy: _Occupancy) -> tuple[str, 
     ends = w.floors_of(ticket.group, ticket.credential, ticket.model, ("rate_limit", "unavailable"))
     if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
         ends.append(breaker.cooldown_until)
-    if ends or breaker.state is not BreakerState.CLOSED:
-        return "cooldown", max(ends, default=None)
+    return _reason(w, ticket, occupancy, floored=bool(ends)), max(ends, default=None)
+
+
+def _reason(w: _Work, ticket: Ticket, occupancy: _Occupancy, *, floored: bool) -> str:
+    breaker = occupancy.group.breaker
     room = occupancy.room
-    if room == 0 and occupancy.active < occupancy.group.limits.concurrency:
-        return "quarantine", None
     allowances = w.allowances_of(ticket.group, ticket.model)
-    for name, allowance in allowances:
-        full = allowance.concurrency is not None and occupancy.models.get(ticket.model, 0) >= allowance.concurrency
-        if name and room > 0 and full:
-            return "model_capacity", None
-    if any(allowance.lacks(ticket.tokens) for _, allowance in allowances):
-        return "rate", None
-    return "capacity", None
+    if w.closed_until > w.now:
+        return "store"
+    if floored or breaker.state is not BreakerState.CLOSED:
+        return "cooldown"
+    if room == 0 and breaker.ramp is None and occupancy.active < occupancy.group.limits.concurrency:
+        return "quarantine"
+    if room > 0:
+        used = occupancy.models.get(ticket.model, 0)
+        if any(name and a.concurrency is not None and used >= a.concurrency for name, a in allowances):
+            return "model_capacity"
+        if any(allowance.lacks(ticket.tokens) for _, allowance in allowances):
+            return "rate"
+    return "capacity"
 
 
 def _next_event_ms(w: _Work, group_id: str, stops: Sequence[int]) -> int | None:
@@ -1268,22 +1281,28 @@ def _overdue(w: _Work) -> Answers:
     for owner, until in list(w.owners.view.items()):
         if until < w.now - _DAY and owner not in held:
             w.owners.drop(owner)
+    for key, floor in list(w.floors.view.items()):
+        if floor.until < w.now - _DAY:
+            w.floors.drop(key)
     for ticket in list(w.tickets.view.values()):
         if ticket.state == "queued" and w.dead(ticket.owner):
             w.tickets.drop(ticket.ticket_id)
-    return Answers(groups=_groups_of(t for t in w.tickets.view.values() if _is_due(w, t)))
+    due = {ticket.group for ticket in w.tickets.view.values() if _is_due(w, ticket)}
+    due |= {
+        group_id
+        for group_id, group in w.groups.view.items()
+        if group.breaker.state is BreakerState.OPEN
+        and group.breaker.cooldown_until is not None
+        and group.breaker.cooldown_until <= w.now
+    }
+    return Answers(groups=tuple(sorted(due)))
 
 
 def _is_due(w: _Work, ticket: Ticket) -> bool:
-    until = {
-        "queued": None,
-        "granted": ticket.grant_expires_at,
-        "active": ticket.hard_deadline,
-        "quarantined": ticket.quarantined_until,
-    }[ticket.state]
-    if until is not None and until <= w.now:
-        return True
-    return ticket.state in ("granted", "active") and w.dead(ticket.owner)
+    if ticket.state == "queued":
+        return False
+    ends = (ticket.grant_expires_at, ticket.hard_deadline, ticket.quarantined_until)
+    return w.dead(ticket.owner) or any(end is not None and end <= w.now for end in ends)
 
 
 def _close(w: _Work, event: Close) -> Answers:
@@ -1291,17 +1310,26 @@ def _close(w: _Work, event: Close) -> Answers:
     return _NOTHING
 
 
+def _reset(w: _Work, event: Reset) -> Answers:
+    group = w.groups.view.get(event.group)
+    if group is None:
+        return _NOTHING
+    w.put_breaker(event.group, Breaker(generation=group.breaker.generation + 1))
+    for key in [key for key in w.floors.view if key[0] == event.group]:
+        w.floors.drop(key)
+    return Answers(groups=(event.group,))
+
+
 # ------------------------------------------------------------------ configuration
 
 
 def _configure(w: _Work, event: Configure) -> Answers:
+    seen: dict[str, int] = {}
     for group_id in sorted(event.groups):
         given = event.groups[group_id]
-        key = (group_id, _fingerprint(event.revision, given))
-        version = w.versions.view.get(key)
-        if version is None:
-            version = len(w.versions.view) + 1
-            w.versions.put(key, version)
+        # Whether a limit is the built-in one, and which endpoints there are, is no limit.
+        bare = replace(given, concurrency_is_default=False, endpoints=())
+        version = seen[f"group {group_id}"] = _seen(w, f"group {group_id}", (event.revision, bare))
         known = w.groups.view.get(group_id)
         if known is None:
             w.groups.put(group_id, Group(settings=given, version=version, limits=limits_of(given)))
@@ -1310,19 +1338,26 @@ def _configure(w: _Work, event: Configure) -> Answers:
         else:
             continue
         _configure_allowances(w, group_id, given)
-        for endpoint in given.endpoints or (group_id,):
-            _move(w, endpoint, group_id)
-    other = (
-        group_id
-        for group_id, given in event.groups.items()
-        if _fingerprint(0, w.groups.view[group_id].settings) != _fingerprint(0, given)
-    )
+    endpoints = {e: group_id for group_id, given in event.groups.items() for e in given.endpoints or (group_id,)}
+    for endpoint in sorted(endpoints):
+        subject = f"endpoint {endpoint}"
+        version = seen[subject] = _seen(w, subject, (event.revision, endpoints[endpoint]))
+        if version == _newest(w, subject):
+            _move(w, endpoint, endpoints[endpoint])
+    other = {subject.split(" ", 1)[1] for subject, version in seen.items() if _newest(w, subject) > version}
     return Answers(groups=tuple(sorted(other)))
 
 
-def _fingerprint(revision: int, given: GroupSettings) -> bytes:
-    # Whether a limit is the built-in one changes nothing about it.
-    return msgspec.json.encode((revision, replace(given, concurrency_is_default=False)), order="deterministic")
+def _seen(w: _Work, subject: str, given: object) -> int:
+    """The version of these settings: what was first seen last is in force."""
+    key = (subject, msgspec.json.encode(given, order="deterministic"))
+    if key not in w.versions.view:
+        w.versions.put(key, len(w.versions.view) + 1)
+    return w.versions.view[key]
+
+
+def _newest(w: _Work, subject: str) -> int:
+    return max(version for (of, _), version in w.versions.view.items() if of == subject)
 
 
 def limits_of(given: GroupSettings) -> BreakerLimits:
@@ -1337,26 +1372,15 @@ def limits_of(given: GroupSettings) -> BreakerLimits:
 
 def _configure_allowances(w: _Work, group_id: str, given: GroupSettings) -> None:
     """New buckets are full; one that is there already keeps what it holds, up to its new size."""
-    wanted = {
-        "": Allowance(requests_per_minute=given.requests_per_minute, tokens_per_minute=given.tokens_per_minute)
-    } | {
-        model: Allowance(
-            concurrency=limits.concurrency,
-            requests_per_minute=limits.requests_per_minute,
-            tokens_per_minute=limits.tokens_per_minute,
-        )
-        for model, limits in given.models.items()
-    }
+    wanted = given.allowances
     for key in [key for key in w.allowances.view if key[0] == group_id and key[1] not in wanted]:
         w.allowances.drop(key)
     for model, limits in wanted.items():
         known = w.allowances.view.get((group_id, model), Allowance()).at(w.now)
-        if (limits.concurrency, limits.rated) == (None, False):
-            if (group_id, model) in w.allowances.view:
-                w.allowances.drop((group_id, model))
-            continue
-        bucket = replace(
-            limits,
+        bucket = Allowance(
+            concurrency=limits.concurrency,
+            requests_per_minute=limits.requests_per_minute,
+            tokens_per_minute=limits.tokens_per_minute,
             requests_left=_size(limits.requests_per_minute, known.requests_per_minute, known.requests_left),
             tokens_left=_size(limits.tokens_per_minute, known.tokens_per_minute, known.tokens_left),
             filled_at=w.now,
@@ -1371,17 +1395,99 @@ def _size(per_minute: int | None, was: int | None, left: float) -> float:
 
 
 def _move(w: _Work, endpoint: str, group_id: str) -> None:
-    """The endpoint is of this group from now on, and so are its live tickets."""
-    if w.endpoints.view.get(endpoint) == group_id:
+    """The endpoint is of this group from now on, and so are its live tickets and what was said of its credentials."""
+    left = w.endpoints.view.get(endpoint)
+    if left == group_id:
         return
     w.endpoints.put(endpoint, group_id)
-    group = w.groups.view[group_id]
-    next_number = group.next_number
+    if left is None:
+        return
+    group, old = w.groups.view[group_id], w.groups.view[left]
+    w.groups.put(group_id, replace(group, next_number=max(group.next_number, old.next_number)))
     for ticket in list(w.tickets.view.values()):
-        if ticket.endpoint == endpoint and ticket.group != group_id:
-            w.tickets.put(ticket.ticket_id, replace(ticket, group=group_id))
-            next_number = max(next_number, ticket.number + 1)
-    w.groups.put(group_id, replace(group, next_number=next_number))
+        if ticket.endpoint == endpoint and ticket.group == left:
+            # A generation of the other group's breaker means nothing here.
+            generation = None if ticket.generation is None else 0
+            w.tickets.put(ticket.ticket_id, replace(ticket, group=group_id, generation=generation))
+    for key, floor in list(w.floors.view.items()):
+        if key[0] == left:
+            there = w.floors.view.get((group_id, *key[1:]))
+            until = floor.until if there is None else max(there.until, floor.until)
+            w.floors.put((group_id, *key[1:]), replace(there or floor, until=until))
+
+
+# ------------------------------------------------------------------ what is only read
+
+
+def fenced(state: State, key_id: uuid.UUID, fence: Fence) -> bool:
+    """A newer executor of the run has been seen."""
+    return _is_fenced(state.fences, key_id, fence)
+
+
+def dead(state: State, now: int, owners: Iterable[uuid.UUID]) -> set[uuid.UUID]:
+    """Which of these have lapsed or were buried, and are not merely unheard."""
+    work = _Work(state, now)
+    return {owner for owner in owners if work.dead(owner)}
+
+
+def waits(state: State, now: int, debits: Iterable[str]) -> dict[str, Waiting]:
+    """Why these debits wait, where they do."""
+    work = _Work(state, now)
+    wanted = set(debits)
+    found = {}
+    for ticket in state.tickets.values():
+        if ticket.state == "queued" and ticket.debit_id in wanted:
+            counted = _Occupancy(work, ticket.group)
+            reason, until = _wait_reason(work, ticket, counted)
+            found[ticket.debit_id] = Waiting(
+                group=ticket.group,
+                position=counted.ahead(ticket) + 1,
+                reason=reason,
+                until_s=None if until is None else _to_ms(until - now) / 1000,
+            )
+    return found
+
+
+def occupancy(state: State, now: int) -> list[dict[str, Any]]:
+    """Every group with its slots and its queue, for operators."""
+    work = _Work(state, now)
+    found = []
+    for group_id in sorted(state.groups):
+        group = state.groups[group_id]
+        slots = [
+            {
+                "ticket_id": str(ticket.ticket_id),
+                "state": ticket.state,
+                "model": ticket.model,
+                "attempt": ticket.attempt,
+                "debit_id": ticket.debit_id,
+                "owner": str(ticket.owner),
+            }
+            for ticket in sorted(state.tickets.values(), key=_place)
+            if ticket.group == group_id
+            and ticket.state != "queued"
+            and (ticket.quarantined_until is None or ticket.quarantined_until > now)
+        ]
+        held = sum(slot["state"] == "quarantined" for slot in slots)
+        until = group.breaker.cooldown_until
+        is_open = group.breaker.state is BreakerState.OPEN and until is not None and until > now
+        found.append(
+            {
+                "group": group_id,
+                "concurrency": group.limits.concurrency,
+                "queue_bound": group.settings.queue,
+                "breaker": "half_open"
+                if group.breaker.state is BreakerState.OPEN and not is_open
+                else group.breaker.state.value,
+                "generation": group.breaker.generation,
+                "cooldown_s": (until - now) / SECOND if is_open and until is not None else None,
+                "active": len(slots) - held,
+                "quarantined": held,
+                "queued": len(work.waiting(group_id)),
+                "slots": slots,
+            }
+        )
+    return found
 
 
 # ------------------------------------------------------------------ time
