@@ -14,6 +14,8 @@ from typing import Final, Generic, TypeVar
 
 import structlog
 
+from admission.contract import Rejected
+
 log: Final = structlog.get_logger("admission")
 
 E = TypeVar("E")
@@ -21,10 +23,6 @@ R = TypeVar("R")
 
 #: Elements in one statement. Past this the database does not get faster, and one slow batch delays the rest.
 BATCH = 128
-
-
-class Rejected(Exception):
-    """The store refused a batch for what is in it, definitely: nothing of it was applied."""
 
 
 class Lane(Generic[E, R]):

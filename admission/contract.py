@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from admission.lease import Demand, Settlement, Waiting
+from admission.lease import Demand, Fence, Settlement, Waiting
 
 
 class StoreUnavailable(Exception):
@@ -95,8 +95,11 @@ class AdmissionStore(Protocol):
     async def overdue(self) -> list[str]:
         """The groups in which time alone has changed something."""
 
-    async def fenced(self, key_id: uuid.UUID, demand: Demand) -> bool:
-        """A newer executor of the demand's run has been seen."""
+    async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
+        """A newer executor of the run has been seen."""
+
+    async def reset(self, group: str) -> bool:
+        """Closes the group's breaker and takes its floors away. False: there is no such group."""
 
     async def groups(self) -> list[dict[str, Any]]:
         """Who occupies and who waits, for operators."""

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
@@ -20,10 +21,12 @@ from typing import Final, TypeVar
 import msgspec
 import structlog
 
-from admission.combiner import Lane, Rejected
+from admission.combiner import Lane
+from admission.contract import AdmissionStore, Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.lease import (
     Demand,
     Ending,
+    Fence,
     Lease,
     Observer,
     Refusal,
@@ -35,7 +38,6 @@ from admission.lease import (
     new_id,
 )
 from admission.settings import AdmissionSettings
-from admission.store import SettledRow, Store, StoreUnavailable, TicketRow
 
 log: Final = structlog.get_logger("admission")
 
@@ -48,7 +50,18 @@ _REFUSALS: Final = {
     "duplicate_debit": RefusalReason.DUPLICATE_DEBIT,
     "ended": RefusalReason.DUPLICATE_DEBIT,
     "lapsed": RefusalReason.LAPSED,
+    "owner_fence": RefusalReason.FENCED,
+    "provider_unavailable": RefusalReason.UNAVAILABLE,
+    "too_large": RefusalReason.TOO_LARGE,
+    "store_closed": RefusalReason.STORE_UNAVAILABLE,
 }
+
+#: Outcomes that move a breaker or a floor.
+_JUDGED: Final = (Verdict.TRANSIENT, Verdict.RATE_LIMITED, Verdict.SLOW, Verdict.UNAVAILABLE)
+
+#: Seconds after which a new waiter is looked at for the first time: a burst is looked at once, and a slot that came free
+#: in another process while the ticket was on its way is found.
+_FIRST_LOOK_S: Final = 0.05
 
 #: For the ledger, in place of a record that it refused.
 _UNRECORDABLE: Final = b'{"status":"unknown","ended":"unrecordable"}'
@@ -60,14 +73,17 @@ _SHARDS: Final = 16
 class _Ticket:
     """A ticket of this process that has neither a lease nor a refusal yet."""
 
-    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "observer", "seen")
+    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "group", "observer", "seen", "waits")
 
     def __init__(self, demand: Demand, observer: Observer | None) -> None:
         self.demand = demand
+        #: Where it waits, which the store may know better than the demand.
+        self.group = demand.group
         self.observer = observer
         self.asked_at = time.monotonic()
         self.answer: asyncio.Future[Lease | Refusal] = asyncio.get_running_loop().create_future()
         self.acknowledged = False
+        self.waits = False
         self.seen: Waiting | None = None
 
     def asked(self, sent: asyncio.Future[None]) -> None:
@@ -79,7 +95,7 @@ class _Ticket:
 class Controller:
     """One per process. Open it with `opened`."""
 
-    def __init__(self, store: Store, settings: AdmissionSettings) -> None:
+    def __init__(self, store: AdmissionStore, settings: AdmissionSettings) -> None:
         self._store = store
         self._settings = settings
         #: This process for as long as it lives. It holds no tickets, so a lapse does not end it.
@@ -92,15 +108,22 @@ class Controller:
         self._trusted_until = 0.0
         self._tickets: dict[uuid.UUID, _Ticket] = {}
         self._admissions: dict[str, Lane[_Ticket | None, None]] = {}
-        self._clean: Lane[Settlement, SettledRow] = Lane(lambda batch: self._settle(None, batch))
+        self._clean: Lane[Settlement, SettledRow] = Lane(lambda batch: self._settle(batch, judged=False))
         self._judged: dict[str, Lane[Settlement, SettledRow]] = {}
         self._decided: Lane[Lease, None] = Lane(self._decide, batch=1)
         self._abandoned: Lane[tuple[uuid.UUID, bool], None] = Lane(self._abandon)
         self._notified: Lane[uuid.UUID, None] = Lane(self._notify)
         self._someone_waits = asyncio.Event()
-        #: Another process granted one of our tickets, or may have.
+        #: Something may have happened to them: another process granted one, or the alarm rang.
         self._hint = asyncio.Event()
-        self._next_event = self._settings.rescan_s
+        self._alarm: asyncio.TimerHandle | None = None
+        #: Where the store has endpoints in other groups than the settings have.
+        self._moved: dict[str, str] = {}
+        #: Settlements acknowledged, by group: one that lands while an acquire is on its way has freed a slot that the
+        #: acquire did not see.
+        self._freed: Counter[str] = Counter()
+        #: Groups that queue at the built-in limit, and have been told so.
+        self._told: set[str] = set()
 
     @property
     def available(self) -> bool:
@@ -126,8 +149,9 @@ class Controller:
         if demand.caller_deadline_s is not None and demand.caller_deadline_s < patience:
             patience, late = demand.caller_deadline_s, RefusalReason.DEADLINE_EXCEEDED
         ticket = _Ticket(demand, observer)
+        ticket.group = self._moved.get(demand.endpoint, demand.group)
         self._tickets[demand.ticket_id] = ticket
-        self._lane(demand.group).submit(ticket).add_done_callback(ticket.asked)
+        self._lane(ticket.group).submit(ticket).add_done_callback(ticket.asked)
         answer: Lease | Refusal | None = None
         try:
             async with asyncio.timeout(max(patience, 0)):
@@ -140,8 +164,8 @@ class Controller:
             known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
             answer = Refusal(
                 reason=late if known else RefusalReason.STORE_UNAVAILABLE,
-                group=demand.group,
-                retry_after_s=1.0,
+                group=ticket.group,
+                retry_after_s=_expected_s(ticket.seen),
                 position=ticket.seen.position if ticket.seen else None,
                 used=acknowledged,
             )
@@ -155,6 +179,10 @@ class Controller:
     def valid(self, lease: Lease) -> bool:
         """The recheck: this process is still trusted and the attempt's time is not over. Ask right before sending."""
         return time.monotonic() < min(self._trusted_until, lease.hard_deadline)
+
+    async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
+        """A newer executor of the run has been seen, by whatever process. Raises `StoreUnavailable`."""
+        return await self._store.fenced(key_id, fence)
 
     def content_seen(self, lease: Lease) -> None:
         """
@@ -177,12 +205,11 @@ class Controller:
         self._ending_lane(settlement).post(settlement)
 
     def _ending_lane(self, settlement: Settlement) -> Lane[Settlement, SettledRow]:
-        judged = settlement.lease.probe or settlement.verdict in (Verdict.TRANSIENT, Verdict.RATE_LIMITED)
-        if not judged:
+        if not settlement.lease.judged and settlement.verdict not in _JUDGED:
             return self._clean
         group = settlement.lease.group
         if group not in self._judged:
-            self._judged[group] = Lane(lambda batch: self._settle(group, batch))
+            self._judged[group] = Lane(lambda batch: self._settle(batch, judged=True))
         return self._judged[group]
 
     async def advance(self, groups: Collection[str]) -> None:
@@ -211,6 +238,7 @@ class Controller:
         tickets = [ticket for ticket in batch if ticket is not None]
         owner = self.owner
         sent = 0.0
+        freed = self._freed[group]
 
         async def send() -> list[TicketRow]:
             nonlocal sent
@@ -229,29 +257,43 @@ class Controller:
                 # No traceback: the driver puts the values it was given into its message.
                 log.error("admission.ticket_rejected", group=group, sqlstate=str(error))  # noqa: TRY400
             return [None] * len(batch)
-        for ticket in tickets:
-            ticket.acknowledged = True
         asked = {ticket.demand.ticket_id: ticket for ticket in tickets}
         foreign: set[uuid.UUID] = set()
+        queued = False
         for row in rows:
             if row.answer == "next":
                 if row.wait_ms is not None:
-                    self._next_event = min(self._next_event, max(row.wait_ms / 1000, 0.005))
+                    self._wake_in(max(row.wait_ms / 1000, 0.005))
             elif row.answer == "notify":
                 if row.owner_id is not None:
                     foreign.add(row.owner_id)
+            elif row.answer == "moved":
+                self._move(asked[row.ticket_id], row)  # type: ignore[index]  # every element has its id
             elif row.ticket_id is not None:
+                if (ticket := asked.get(row.ticket_id)) is not None:
+                    ticket.acknowledged = True
                 waiting = self._tickets.get(row.ticket_id)
                 if waiting is not None:
                     self._deliver(waiting, row, sent)
+                    queued = queued or waiting.waits
                 elif row.answer in ("granted", "queued") and row.ticket_id in asked:
                     # Whoever asked has gone away meanwhile.
                     self._abandoned.post((row.ticket_id, False))
         for other in foreign:
             self._notified.post(other)
-        if any(ticket.seen is not None for ticket in tickets):
+        if queued:
             self._someone_waits.set()
+            if self._freed[group] != freed:
+                self._lane(group).post(None)
         return [None] * len(batch)
+
+    def _move(self, ticket: _Ticket, row: TicketRow) -> None:
+        """The configuration in force has the endpoint in another group: the question goes there."""
+        if row.group_id is None:
+            _answer(ticket, Refusal(reason=RefusalReason.STORE_UNAVAILABLE, group=ticket.group, retry_after_s=1.0))
+            return
+        self._moved[ticket.demand.endpoint] = ticket.group = row.group_id
+        self._lane(row.group_id).submit(ticket).add_done_callback(ticket.asked)
 
     def _deliver(self, ticket: _Ticket, row: TicketRow, sent: float) -> None:
         demand = ticket.demand
@@ -260,13 +302,16 @@ class Controller:
             assert row.granted_at is not None
             assert row.day is not None
             assert row.remaining_ms is not None
+            ticket.waits = False
             _answer(
                 ticket,
                 Lease(
                     ticket_id=demand.ticket_id,
-                    group=demand.group,
+                    group=row.group_id or ticket.group,
+                    number=row.number or 0,
                     generation=row.generation,
                     probe=bool(row.probe),
+                    judged=bool(row.judged),
                     hard_deadline=sent + row.remaining_ms / 1000,
                     granted_at=row.granted_at,
                     day=row.day,
@@ -274,33 +319,55 @@ class Controller:
                 ),
             )
         elif row.answer == "queued":
-            waiting = Waiting(
-                group=demand.group,
-                position=(row.ahead or 0) + 1,
-                reason=row.wait_reason or "capacity",
-                until_s=None if row.wait_ms is None else row.wait_ms / 1000,
-            )
-            changed = ticket.seen is None or (ticket.seen.position, ticket.seen.reason) != (
-                waiting.position,
-                waiting.reason,
-            )
-            ticket.seen = waiting
-            if changed and ticket.observer is not None:
-                ticket.observer(waiting)
+            ticket.group = row.group_id or ticket.group
+            if not ticket.waits:
+                ticket.waits = True
+                self._wake_in(_FIRST_LOOK_S)
+            if row.ahead is not None:
+                self._tell(ticket, row, row.ahead + 1)
         else:
+            ticket.waits = False
+            wait_ms = row.expected_ms if row.wait_ms is None else row.wait_ms
             _answer(
                 ticket,
                 Refusal(
                     reason=_REFUSALS[row.answer],
-                    group=demand.group,
-                    retry_after_s=1.0 if row.wait_ms is None else row.wait_ms / 1000,
+                    group=ticket.group,
+                    retry_after_s=1.0 if wait_ms is None else wait_ms / 1000,
                 ),
             )
 
-    async def _settle(self, group: str | None, batch: Sequence[Settlement]) -> list[SettledRow]:
+    def _tell(self, ticket: _Ticket, row: TicketRow, position: int) -> None:
+        """Its place, why it waits and for how long, where that is news."""
+        waiting = Waiting(
+            group=ticket.group,
+            position=position,
+            reason=row.wait_reason or "capacity",
+            expected_wait_s=None if row.expected_ms is None else row.expected_ms / 1000,
+            until_s=None if row.wait_ms is None else row.wait_ms / 1000,
+        )
+        seen, ticket.seen = ticket.seen, waiting
+        if ticket.observer is not None and (
+            seen is None or (seen.position, seen.reason) != (waiting.position, waiting.reason)
+        ):
+            ticket.observer(waiting)
+        group = self._settings.groups.get(ticket.group)
+        if waiting.reason == "capacity" and group is not None and group.concurrency_is_default:
+            if ticket.group not in self._told:
+                log.warning(
+                    "admission.queues_at_default_limit",
+                    group=ticket.group,
+                    concurrency=group.concurrency,
+                    hint=f'[groups."{ticket.group}"] concurrency = what the provider really gives',
+                )
+            self._told.add(ticket.group)
+
+    async def _settle(self, batch: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         shard = self._shard
         try:
-            rows = await self._insist(lambda: self._store.settle(group, shard, batch), give_up_after_s=None)
+            rows = await self._insist(
+                lambda: self._store.settle(shard, batch, judged=judged), give_up_after_s=None
+            )
         except Rejected as error:
             if len(batch) > 1:
                 raise
@@ -308,9 +375,11 @@ class Controller:
             [settlement] = batch
             log.error("admission.record_rejected", ticket=str(settlement.lease.ticket_id), sqlstate=str(error))  # noqa: TRY400
             bare = msgspec.structs.replace(settlement, state="unknown", record=_UNRECORDABLE)
-            rows = await self._insist(lambda: self._store.settle(group, shard, [bare]), give_up_after_s=None)
-        ours = {ticket.demand.group for ticket in self._tickets.values()}
-        await self.advance({row.group_id for row in rows if row.group_id and (row.waiters or row.group_id in ours)})
+            rows = await self._insist(lambda: self._store.settle(shard, [bare], judged=judged), give_up_after_s=None)
+        for row in rows:
+            if row.group_id is not None:
+                self._freed[row.group_id] += 1
+        await self.advance({row.group_id for row in rows if row.group_id and row.waiters})
         return rows
 
     async def _settled(self, row: asyncio.Future[SettledRow]) -> Settled:
@@ -394,8 +463,8 @@ class Controller:
             self.incarnations.append(self.owner)
             for ticket in list(self._tickets.values()):
                 if ticket.acknowledged:
-                    group = ticket.demand.group
-                    _answer(ticket, Refusal(reason=RefusalReason.LAPSED, group=group, retry_after_s=1.0, used=True))
+                    refusal = Refusal(reason=RefusalReason.LAPSED, group=ticket.group, retry_after_s=1.0, used=True)
+                    _answer(ticket, refusal)
             sent = time.monotonic()
             lives_s = await self._store.renew(self.owner, self.process, first=True)
         if lives_s is not None:
@@ -413,6 +482,19 @@ class Controller:
             except StoreUnavailable:
                 log.warning("admission.store_lost", available=self.available)
 
+    def _wake_in(self, seconds: float) -> None:
+        """Lets the rescan look then, if it does not look earlier."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
+        if self._alarm is None or at < self._alarm.when():
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._hint.set()
+
     async def _rescan(self) -> None:
         """
         Looks after this process's waiters: at a hint, at the next event that time brings, at the latest each
@@ -420,17 +502,12 @@ class Controller:
         """
         while True:
             await self._someone_waits.wait()
-            hinted = True
-            try:
-                async with asyncio.timeout(self._next_event):
-                    await self._hint.wait()
-            except TimeoutError:
-                hinted = False
+            self._wake_in(self._settings.rescan_s)
+            await self._hint.wait()
             self._hint.clear()
-            self._next_event = self._settings.rescan_s
-            if not hinted:
-                # Only time has passed: let the queues act on it first.
-                await asyncio.gather(*(self._lane(g).submit(None) for g in {t.demand.group for t in self._waiting()}))
+            if self._alarm is None:
+                # Time has passed: let the queues act on it first.
+                await asyncio.gather(*(self._lane(group).submit(None) for group in {t.group for t in self._waiting()}))
             asked = {ticket.demand.ticket_id: ticket for ticket in self._waiting()}
             if not asked:
                 self._someone_waits.clear()
@@ -447,7 +524,7 @@ class Controller:
                     self._deliver(ticket, row, sent)
 
     def _waiting(self) -> list[_Ticket]:
-        return [t for t in self._tickets.values() if t.seen is not None and not t.answer.done()]
+        return [t for t in self._tickets.values() if t.waits and not t.answer.done()]
 
     async def _listen(self) -> None:
         while True:
@@ -476,6 +553,13 @@ class Controller:
 def _answer(ticket: _Ticket, answer: Lease | Refusal) -> None:
     if not ticket.answer.done():
         ticket.answer.set_result(answer)
+
+
+def _expected_s(seen: Waiting | None) -> float:
+    """When asking again may help, as far as the queue told."""
+    if seen is None:
+        return 1.0
+    return max(1.0, seen.until_s or seen.expected_wait_s or 1.0)
 
 
 def not_dispatched(lease: Lease, record: bytes) -> Settlement:

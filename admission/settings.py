@@ -38,6 +38,16 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: The limit is the built-in one: nobody has said what the provider really gives.
     concurrency_is_default: bool = False
 
+    @property
+    def allowances(self) -> dict[str, ModelLimits]:
+        """The limits beside the concurrency by model; "" is the group as a whole."""
+        found = dict(self.models)
+        if self.requests_per_minute is not None or self.tokens_per_minute is not None:
+            found[""] = ModelLimits(
+                requests_per_minute=self.requests_per_minute, tokens_per_minute=self.tokens_per_minute
+            )
+        return found
+
 
 class AdmissionSettings(msgspec.Struct, frozen=True, kw_only=True):
     groups: Mapping[str, GroupSettings]

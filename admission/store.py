@@ -13,17 +13,18 @@ import functools
 import importlib.resources
 import os
 import socket
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from datetime import date, datetime
+from datetime import datetime
 from typing import Any, Final
 
 import asyncpg
 import msgspec
 
-from admission.combiner import Rejected
-from admission.lease import Demand, Settlement, Waiting
+from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
+from admission.lease import Demand, Fence, Settlement, Waiting
 from admission.settings import AdmissionSettings
 
 CHANNEL: Final = "tollbridge_grants"
@@ -34,36 +35,6 @@ _DEFINITE: Final = ("22", "23", "42", "P0")
 
 #: How asyncpg says that a connection is of no use any more. The last is its own state machine, surprised by a cut.
 _LOST: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-
-
-class StoreUnavailable(Exception):
-    """The store did not answer, so what was asked of it may or may not have happened."""
-
-
-class TicketRow(msgspec.Struct, frozen=True):
-    """What the store says of a ticket. `ticket_id` is None in a "next" row."""
-
-    ticket_id: uuid.UUID | None
-    #: See sql/functions/20_acquire.sql.
-    answer: str
-    owner_id: uuid.UUID | None
-    generation: int | None
-    probe: bool | None
-    granted_at: datetime | None
-    day: date | None
-    remaining_ms: int | None
-    ahead: int | None
-    wait_reason: str | None
-    wait_ms: int | None
-
-
-class SettledRow(msgspec.Struct, frozen=True):
-    ticket_id: uuid.UUID
-    applied: bool
-    counters: str | None
-    group_id: str | None
-    #: Somebody waits for the group, in whatever process.
-    waiters: bool
 
 
 @functools.cache
@@ -83,77 +54,89 @@ class Store:
             self._idle.put_nowait(None)
         #: Its own, so that no burst of work delays it.
         self._heartbeat: asyncpg.Connection | None = None
+        #: What the store's clock said last, after how many steps back of it, and when that was here.
+        self._clock: tuple[datetime | None, int, float] = (None, 0, 0.0)
 
     async def configure(self) -> list[str]:
-        """Makes the configured groups known. Answers those for which newer limits than these are in force."""
-        groups = self._settings.groups
-        items = list(groups.values())
+        """Makes the configured groups known. Answers those for which other settings than these are in force."""
         async with self._connection() as connection:
             rows = await connection.fetch(
-                _sql("configure"),
-                self._settings.revision,
-                list(groups),
-                [group.concurrency for group in items],
-                [group.queue for group in items],
-                [group.failure_threshold for group in items],
-                [_ms(group.failure_window_s) for group in items],
-                [_ms(group.first_cooldown_s) for group in items],
-                [_ms(group.longest_cooldown_s) for group in items],
+                _sql("configure"), self._settings.revision, _groups_json(self._settings), _endpoints_json(self._settings)
             )
-        return [row["group_id"] for row in rows]
+        return [row["name"] for row in rows]
 
     async def acquire(self, group: str, owner: uuid.UUID, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:
         """Enqueues and grants, in one transaction. With each demand, the seconds it has waited here already."""
-        caller = [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands]
+        settings = self._settings
+        if any(b"\\u0000" in d.intent for d, _ in demands):
+            raise Rejected("22P05")
+        fences = [d.fence for d, _ in demands]
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("acquire"),
                 group,
                 owner,
-                _ms(self._settings.unconfirmed_grant_s),
-                self._settings.zone,
+                _ms(settings.unconfirmed_grant_s),
+                _ms(settings.longest_hold_s),
+                settings.zone,
                 [d.ticket_id for d, _ in demands],
+                [d.endpoint or d.group for d, _ in demands],
                 [int(d.klass) for d, _ in demands],
                 [d.model for d, _ in demands],
+                [d.credential for d, _ in demands],
                 [d.key_id for d, _ in demands],
                 [d.debit_id for d, _ in demands],
                 [d.attempt for d, _ in demands],
+                [d.tokens for d, _ in demands],
+                [d.place for d, _ in demands],
                 [_ms(d.execution_limit_s) for d, _ in demands],
                 [_ms(d.isolation_s) for d, _ in demands],
                 [_ms(max(d.queue_timeout_s - waited, 0)) for d, waited in demands],
-                caller,
+                [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands],
                 [d.waits_for_cooldown for d, _ in demands],
                 [d.intent.decode() for d, _ in demands],
+                [None if fence is None else fence.scope_id for fence in fences],
+                [None if fence is None else fence.run_id for fence in fences],
+                [None if fence is None else fence.number for fence in fences],
             )
         return [TicketRow(*row) for row in rows]
 
     async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
         """Confirms what other processes granted, reads the positions of the rest, and tells which were let go."""
+        fences = [demand.fence for demand in demands]
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("rescan"),
                 owner,
-                self._settings.zone,
                 [demand.ticket_id for demand in demands],
                 [demand.group for demand in demands],
+                [demand.credential for demand in demands],
+                [demand.model for demand in demands],
+                [demand.key_id for demand in demands],
+                [None if fence is None else fence.scope_id for fence in fences],
+                [None if fence is None else fence.run_id for fence in fences],
+                [None if fence is None else fence.number for fence in fences],
             )
         return [TicketRow(*row) for row in rows]
 
-    async def settle(self, group: str | None, shard: int, settlements: Sequence[Settlement]) -> list[SettledRow]:
-        """Ends attempts. With a group, under its lock, so that the outcomes move its breaker."""
+    async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
+        """Ends attempts. Judged: under the locks of their groups, so that outcomes move breakers and allowances."""
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("settle"),
-                group,
+                judged,
                 shard,
                 [s.lease.ticket_id for s in settlements],
                 [s.ending.value for s in settlements],
                 [s.verdict.value for s in settlements],
                 [s.lease.generation for s in settlements],
                 [self._floor_ms(s) for s in settlements],
+                [s.account_wide for s in settlements],
+                [s.used_tokens for s in settlements],
                 [None if s.cancel_confirms_after_s is None else _ms(s.cancel_confirms_after_s) for s in settlements],
                 [s.state for s in settlements],
                 [s.record.decode() for s in settlements],
+                _ms(self._settings.unavailable_s),
             )
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
         return [found[s.lease.ticket_id] for s in settlements]
@@ -170,12 +153,16 @@ class Store:
         return [row["group_id"] for row in rows]
 
     async def renew(self, owner: uuid.UUID, process: uuid.UUID, *, first: bool) -> float | None:
-        """The heartbeat: the seconds the owner now lives, or None where it had lapsed."""
+        """
+        The heartbeat: the seconds the owner now lives, or None where it had lapsed. Tells the store what its clock
+        said last time, and how long ago that was by the clock of this process, which never goes back.
+        """
+        clock, steps, at = self._clock
         try:
             async with asyncio.timeout(self._settings.statement_s):
                 if self._heartbeat is None or self._heartbeat.is_closed():
                     self._heartbeat = await self._connect()
-                remaining = await self._heartbeat.fetchval(
+                [row] = await self._heartbeat.fetch(
                     _sql("renew"),
                     owner,
                     process,
@@ -183,12 +170,17 @@ class Store:
                     first,
                     socket.gethostname(),
                     os.getpid(),
+                    _ms(self._settings.longest_hold_s),
+                    clock,
+                    steps,
+                    _ms(time.monotonic() - at),
                 )
         except _LOST as error:
             self._drop(self._heartbeat)
             self._heartbeat = None
             raise StoreUnavailable from error
-        return None if remaining is None else remaining / 1000
+        self._clock = (row["clock"], row["steps"], time.monotonic())
+        return None if row["lives_ms"] is None else row["lives_ms"] / 1000
 
     async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
         """Declares owners dead whose process is proven gone. Answers their groups."""
@@ -219,9 +211,29 @@ class Store:
         async with self._connection() as connection:
             rows = await connection.fetch(_sql("waits"), list(debits))
         return {
-            row["debit_id"]: Waiting(group=row["group_id"], reason=row["reason"], position=row["ahead"] + 1)
+            row["debit_id"]: Waiting(
+                group=row["group_id"],
+                reason=row["reason"],
+                position=row["ahead"] + 1,
+                expected_wait_s=_s(row["expected_ms"]),
+                until_s=_s(row["until_ms"]),
+            )
             for row in rows
         }
+
+    async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
+        """A newer executor of the run has been seen."""
+        async with self._connection() as connection:
+            newer: bool = await connection.fetchval(
+                _sql("fenced"), key_id, fence.scope_id, fence.run_id, fence.number
+            )
+        return newer
+
+    async def reset(self, group: str) -> bool:
+        """Closes the group's breaker and takes its floors away. False: there is no such group."""
+        async with self._connection() as connection:
+            found: bool = await connection.fetchval(_sql("reset"), group)
+        return found
 
     async def notify(self, owners: Sequence[uuid.UUID]) -> None:
         """A hint to other processes, after the commit it tells of. Losing it costs them a rescan's delay."""
@@ -320,3 +332,40 @@ class Store:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _s(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _groups_json(settings: AdmissionSettings) -> str:
+    return msgspec.json.encode(
+        [
+            {
+                "group": name,
+                "concurrency": group.concurrency,
+                "quarantine_headroom": group.quarantine_headroom,
+                "queue": group.queue,
+                "failure_threshold": group.failure_threshold,
+                "failure_window_ms": _ms(group.failure_window_s),
+                "first_cooldown_ms": _ms(group.first_cooldown_s),
+                "longest_cooldown_ms": _ms(group.longest_cooldown_s),
+                "models": [
+                    {
+                        "model": model,
+                        "concurrency": limits.concurrency,
+                        "requests_per_minute": limits.requests_per_minute,
+                        "tokens_per_minute": limits.tokens_per_minute,
+                    }
+                    for model, limits in sorted(group.allowances.items())
+                ],
+            }
+            for name, group in settings.groups.items()
+        ]
+    ).decode()
+
+
+def _endpoints_json(settings: AdmissionSettings) -> str:
+    return msgspec.json.encode(
+        {endpoint: name for name, group in settings.groups.items() for endpoint in group.endpoints or (name,)}
+    ).decode()

@@ -19,7 +19,7 @@ import msgspec
 from adapters.chat import ChatResponse, Delta, Event, Finished, UsageReport
 from adapters.contract import UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
-from admission.combiner import Rejected as StoreRejected
+from admission.contract import Rejected as StoreRejected
 from admission.controller import Controller
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing

@@ -11,7 +11,7 @@ from typing import Final
 from admission.controller import Controller
 from admission.lease import Waiting
 from admission.store import Store
-from admission.store import StoreUnavailable as AdmissionStoreUnavailable
+from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from gateway import database
 from gateway.config import Settings
 from gateway.keys import Keys

@@ -21,7 +21,7 @@ from adapters.chat import ChatResponse
 from admission.controller import Controller
 from admission.lease import Ending, Lease, Settlement, Verdict
 from admission.store import Store
-from admission.store import StoreUnavailable as AdmissionStoreUnavailable
+from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from gateway.billing import Billing, total
 from gateway.call import Options
 from gateway.database import StoreUnavailable, store_errors

@@ -1,2 +1,2 @@
 -- Declare owners dead. $1 owners.
-select group_id from control.bury_v1($1)
+select group_id from control.bury_v2($1)

@@ -1,3 +1,5 @@
--- Confirm grants and read positions. $1 owner, $2 zone, $3 the tickets that wait, $4 their groups.
-select ticket_id, answer, owner_id, generation, probe, granted_at, day, remaining_ms, ahead, wait_reason, wait_ms
-  from control.rescan_v1($1, $2, $3, $4)
+-- Confirm grants and read positions. $1 owner, then one array a column: tickets, groups, credentials, models, keys,
+-- scopes, runs, fences.
+select ticket_id, answer, owner_id, group_id, number, generation, probe, judged, granted_at, day, remaining_ms, ahead,
+       wait_reason, wait_ms, expected_ms
+  from control.rescan_v2($1, $2, $3, $4, $5, $6, $7, $8, $9)

@@ -14,7 +14,8 @@ from typing import TypeVar
 import asyncpg
 import structlog
 
-from admission.combiner import Lane, Rejected
+from admission.combiner import Lane
+from admission.contract import Rejected
 from gateway.database import StoreUnavailable
 
 T = TypeVar("T")

@@ -22,7 +22,8 @@ import structlog
 
 from adapters.chat import ChatRequest, ChatResponse
 from adapters.errors import MalformedRequest, ProviderError
-from admission.combiner import Lane, Rejected
+from admission.combiner import Lane
+from admission.contract import Rejected
 from admission.lease import Waiting, new_id
 from gateway.answer import Line
 from gateway.call import Call, Caller, Options

@@ -342,10 +342,14 @@ async def test_a_probe_is_decided_by_its_first_content_and_not_by_its_end(databa
         waiting = asyncio.create_task(granted(one, demand(waits_for_cooldown=True)))
         await until(lambda: _queued(database_url, 1))
         one.content_seen(probe)
-        assert not (await waiting).probe
+        next_one = await waiting
+        assert not next_one.probe
         # Its late failure belongs to a generation that is over.
         await one.settle(settlement(probe, verdict=Verdict.TRANSIENT, state="zero", record=b'{"status":"error"}'))
-        await granted(one, demand())
+        # After a closing admission ramps: one, then two, then all.
+        assert isinstance(await one.admit(demand(queue_timeout_s=0.3)), Refusal)
+        await one.settle(settlement(next_one))
+        await asyncio.gather(*(granted(one, demand()) for _ in range(2)))
 
 
 async def test_a_rate_limit_opens_at_once_for_as_long_as_the_provider_says(database_url):

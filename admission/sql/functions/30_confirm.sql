@@ -1,53 +1,92 @@
--- rescan_v1: what became of this owner's waiting tickets. Confirms the grants that other processes made, without the
--- group lock, and reads the positions of the others. A ticket that is not there any more was let go when its group's
--- breaker opened.
+-- rescan_v2: what became of this owner's waiting tickets. Confirms the grants that other processes made, without the
+-- group lock, and reads the positions of the others. A ticket that is not there any more was let go: a newer executor of
+-- its run came, or its breaker opened, or a floor was put under its model.
 
-create or replace function control.rescan_v1(
-    p_owner uuid, p_zone text, p_ticket uuid[], p_group text[]
+create or replace function control.rescan_v2(
+    p_owner uuid, p_ticket uuid[], p_group text[], p_credential text[], p_model text[], p_key uuid[], p_scope text[],
+    p_run text[], p_fence bigint[]
 ) returns table (
-    ticket_id uuid, answer text, owner_id uuid, generation bigint, probe boolean, granted_at timestamptz, day date,
-    remaining_ms bigint, ahead integer, wait_reason text, wait_ms bigint
+    ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
+    judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
+    wait_ms bigint, expected_ms bigint
 )
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := clock_timestamp();
+    v_now timestamptz := control.now_v1();
 begin
     if control.owner_is_fresh_v1(p_owner, v_now) then
-        with mine as (
-            select t.ticket_id from control.ticket t
-             where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
-             order by t.ticket_id for update
-        ), confirmed as (
+        perform from control.ticket t
+          where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
+          order by t.ticket_id for update;
+        if found then
+            v_now := control.now_v1();
             update control.ticket t
                set state = 'active', grant_expires_at = null,
-                   hard_deadline = least(clock_timestamp() + t.execution_limit, t.caller_deadline + t.isolation)
-              from mine
-             where t.ticket_id = mine.ticket_id and t.state = 'granted' and t.grant_expires_at > clock_timestamp()
-            returning t.*
-        )
-        insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
-                                     intent)
-        select c.ticket_id, c.key_id, c.debit_id, c.attempt, c.group_id, c.owner_id, c.granted_at,
-               (c.granted_at at time zone p_zone)::date, 'open', c.intent
-          from confirmed c
-        on conflict do nothing;
+                   hard_deadline = least(v_now + t.execution_limit, t.caller_deadline + t.isolation)
+             where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
+               and t.grant_expires_at > v_now;
+        end if;
     end if;
     return query
-        select t.ticket_id, case when t.state = 'active' then 'granted' else 'queued' end, t.owner_id, t.generation,
-               exists (select from control.capacity_group g where g.group_id = t.group_id and g.probe = t.ticket_id),
-               t.granted_at, (t.granted_at at time zone p_zone)::date,
-               (extract(epoch from t.hard_deadline - clock_timestamp()) * 1000)::bigint,
-               control.ahead_v1(t.group_id, t.class, t.number), control.wait_reason_v1(t.group_id),
-               (select (extract(epoch from g.cooldown_until - clock_timestamp()) * 1000)::bigint
-                  from control.capacity_group g where g.group_id = t.group_id and g.breaker = 'open')
+        select t.ticket_id,
+               case t.state when 'active' then 'granted' when 'quarantined' then 'ended' else 'queued' end, t.owner_id, t.group_id,
+               t.number, t.generation, coalesce(g.probe = t.ticket_id, false),
+               g.ramp is not null or coalesce(g.probe = t.ticket_id, false)
+                   or exists (select from control.allowance a where a.group_id = t.group_id),
+               t.granted_at, t.day, (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint,
+               a.ahead, w.reason, (extract(epoch from w.until - v_now) * 1000)::bigint,
+               control.expected_ms_v1(g, a.ahead, v_now)
           from control.ticket t
-         where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state <> 'quarantined';
+          join control.capacity_group g on g.group_id = t.group_id
+          left join lateral (select control.ahead_v2(t.group_id, t.class, t.number) as ahead
+                              where t.state in ('queued', 'granted')) a on true
+          left join lateral (select r.* from control.wait_reason_v2(g, t.credential, t.model, t.tokens, v_now) r
+                              where t.state in ('queued', 'granted')) w on true
+         where t.ticket_id = any (p_ticket) and t.owner_id = p_owner;
     return query
-        select e.ticket_id, 'cooldown', p_owner, null::bigint, null::boolean, null::timestamptz, null::date,
-               null::bigint, null::integer, null::text,
-               (select (extract(epoch from g.cooldown_until - clock_timestamp()) * 1000)::bigint
-                  from control.capacity_group g where g.group_id = e.group_id and g.breaker = 'open')
-          from unnest(p_ticket, p_group) as e (ticket_id, group_id)
-         where not exists (select from control.ticket t where t.ticket_id = e.ticket_id);
+        select e.ticket_id,
+               case when e.fence < (select f.number from control.fence f
+                                     where f.key_id = e.key_id and f.scope_id = e.scope and f.run_id = e.run)
+                    then 'owner_fence' else 'cooldown' end,
+               p_owner, e.group_id, null::bigint, null::bigint, null::boolean, null::boolean, null::timestamptz,
+               null::date, null::bigint, null::integer, null::text,
+               (select (extract(epoch from greatest(u.until - v_now, interval '100 ms')) * 1000)::bigint
+                  from (select greatest(control.floor_until_v1(e.group_id, e.credential, e.model, null, v_now),
+                                        (select g.cooldown_until from control.capacity_group g
+                                          where g.group_id = e.group_id and g.breaker = 'open')) as until) u
+                 where u.until is not null),
+               null::bigint
+          from unnest(p_ticket, p_group, p_credential, p_model, p_key, p_scope, p_run, p_fence)
+               as e (ticket_id, group_id, credential, model, key_id, scope, run, fence)
+         where not exists (select from control.ticket t where t.ticket_id = e.ticket_id and t.owner_id = p_owner);
 end $$;
+
+-- Why a ticket waits: "store", "cooldown" (until when), "quarantine" (without it there would be a free slot),
+-- "model_capacity", "rate" or "capacity".
+create or replace function control.wait_reason_v2(
+    g control.capacity_group, p_credential text, p_model text, p_tokens bigint, p_now timestamptz
+) returns table (reason text, until timestamptz)
+language sql stable as $$
+    select case when c.closed_until > p_now then 'store'
+                when g.breaker <> 'closed' or f.until is not null then 'cooldown'
+                when s.free <= 0 and s.quarantined > 0 and g.ramp is null and g.concurrency > s.active then 'quarantine'
+                when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'
+                when s.free > 0 and a.used_up then 'rate'
+                else 'capacity' end,
+           greatest(case when g.breaker = 'open' then g.cooldown_until end, f.until)
+      from control.store c,
+           (select control.floor_until_v1(g.group_id, p_credential, p_model, null, p_now) as until) f,
+           (select x.*, least(g.concurrency - x.active,
+                              g.concurrency + g.quarantine_headroom - x.active - x.quarantined) as free
+              from (select count(*) filter (where t.state <> 'quarantined') as active,
+                           count(*) filter (where t.state = 'quarantined') as quarantined,
+                           count(*) filter (where t.model = p_model) as of_model
+                      from control.ticket t where t.group_id = g.group_id and t.state <> 'queued') x) s,
+           (select min(l.concurrency) filter (where l.model = p_model) as concurrency,
+                   coalesce(bool_or(
+                       control.filled_v1(l.requests_left, l.requests_per_minute, l.filled_at, p_now) < 1
+                       or control.filled_v1(l.tokens_left, l.tokens_per_minute, l.filled_at, p_now) < p_tokens),
+                       false) as used_up
+              from control.allowance l where l.group_id = g.group_id and l.model in ('', p_model)) a
+$$;

@@ -1,85 +1,143 @@
--- settle_v1: the single final accounting of these attempts, in one transaction: the slot, the attempt row, the ledger.
+-- settle_v2: the single final accounting of these attempts, in one transaction: the slot, the attempt row, the ledger.
 --
--- Without a group it takes no group lock: removing a row only lowers a count. With a group it takes the lock first and
--- lets the outcomes move that group's breaker. A replay changes nothing and says applied = false.
+-- Clean ones take no group lock: removing a row only lowers a count. Judged ones take the locks of their tickets' groups
+-- first, and the outcomes move breakers, floors and allowances. A replay changes nothing and says applied = false.
 
-create or replace function control.settle_v1(
-    p_group text, p_shard smallint,
+create or replace function control.settle_v2(
+    p_judged boolean, p_shard smallint,
     p_ticket uuid[], p_ending text[], p_verdict text[], p_generation bigint[], p_retry_after_ms bigint[],
-    p_quarantine_ms bigint[], p_state text[], p_record jsonb[]
-) returns table (ticket_id uuid, applied boolean, counters jsonb, group_id text, waiters boolean)
+    p_account_wide boolean[], p_used bigint[], p_quarantine_ms bigint[], p_state text[], p_record text[],
+    p_unavailable_ms bigint
+) returns table (ticket_id uuid, applied boolean, counters text, group_id text, waiters boolean)
 language plpgsql as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
+    v_tickets control.ticket[];
+    v_lines control.ledger_line[];
+    v_rest uuid[];
 begin
-    if p_group is not null then
-        perform from control.capacity_group c where c.group_id = p_group for update;
+    if p_judged then
+        perform from control.capacity_group c
+          where c.group_id in (select t.group_id from control.ticket t where t.ticket_id = any (p_ticket))
+          order by c.group_id for update;
     end if;
-    v_now := clock_timestamp();
+    select clock_timestamp() + s.ahead into v_now from control.store s;
+    if cardinality(p_ticket) > 1 then
+        perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
+    end if;
 
-    perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
-    delete from control.ticket t
-     using unnest(p_ticket, p_ending) as e (ticket_id, ending)
-     where t.ticket_id = e.ticket_id and e.ending <> 'uncertain';
-    update control.ticket t
-       set state = 'quarantined',
-           quarantined_until = least(t.hard_deadline + t.isolation, v_now + e.quarantine_ms * interval '1 ms')
-      from unnest(p_ticket, p_ending, p_quarantine_ms) as e (ticket_id, ending, quarantine_ms)
-     where t.ticket_id = e.ticket_id and e.ending = 'uncertain' and t.state in ('active', 'quarantined');
+    with element as (
+        select * from unnest(p_ticket, p_ending, p_quarantine_ms) as e (ticket_id, ending, quarantine_ms)
+    ), freed as (
+        delete from control.ticket t using element e
+         where t.ticket_id = e.ticket_id and e.ending <> 'uncertain' and t.state in ('active', 'quarantined')
+        returning t as ticket
+    ), held as (
+        update control.ticket t
+           set state = 'quarantined',
+               quarantined_until = least(t.hard_deadline + t.isolation, v_now + e.quarantine_ms * interval '1 ms')
+          from element e
+         where t.ticket_id = e.ticket_id and e.ending = 'uncertain' and t.state in ('active', 'quarantined')
+        returning t as ticket
+    )
+    select array_agg(o.ticket) into v_tickets
+      from (select f.ticket from freed f union all select h.ticket from held h) o;
 
-    if p_group is not null then
-        perform control.judge_v1(p_group, p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, v_now);
+    with opened as (
+        insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
+                                     settled_at)
+        select t.ticket_id, t.key_id, t.debit_id, t.attempt, t.group_id, t.owner_id, t.granted_at, t.day, e.state,
+               clock_timestamp()
+          from unnest(v_tickets) t
+          join unnest(p_ticket, p_state) as e (ticket_id, state) on e.ticket_id = t.ticket_id
+        on conflict do nothing
+        returning attempt.ticket_id
+    )
+    select array_agg(row(t.ticket_id, 'open', e.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
+                         t.group_id, t.intent::jsonb || e.record::jsonb)::control.ledger_line)
+      into v_lines
+      from unnest(v_tickets) t
+      join unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record) on e.ticket_id = t.ticket_id
+      join opened o on o.ticket_id = t.ticket_id;
+
+    if coalesce(cardinality(v_lines), 0) < cardinality(p_ticket) then
+        v_rest := array(select u from unnest(p_ticket) u
+                         where not exists (select from unnest(v_lines) l where l.ticket_id = u));
+        v_lines := v_lines || control.correct_v2(v_rest, p_ticket, p_state, p_record);
+    end if;
+
+    if p_judged and v_lines is not null then
+        -- Only what was applied: a replay must not count a failure twice.
+        perform control.judge_v2(
+            array(select t from unnest(v_tickets) t join unnest(v_lines) l on l.ticket_id = t.ticket_id),
+            p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used, v_now,
+            p_unavailable_ms);
     end if;
 
     return query
-        select e.ticket_id, s.ticket_id is not null, s.counters, a.group_id,
-               exists (select from control.ticket q where q.group_id = a.group_id and q.state = 'queued')
+        select e.ticket_id, r.ticket_id is not null, r.counters::text, coalesce(t.group_id, a.group_id),
+               exists (select from control.ticket q
+                        where q.group_id = coalesce(t.group_id, a.group_id) and q.state = 'queued')
           from unnest(p_ticket) as e (ticket_id)
-          left join control.settle_attempts_v1(p_ticket, p_state, p_record, p_shard) s on s.ticket_id = e.ticket_id
-          left join control.attempt a on a.ticket_id = e.ticket_id;
+          left join control.record_v2(p_shard, v_lines) r on r.ticket_id = e.ticket_id
+          left join unnest(v_tickets) t on t.ticket_id = e.ticket_id
+          left join control.attempt a on t.ticket_id is null and a.ticket_id = e.ticket_id;
 end $$;
 
--- The guarded transition of attempt rows, and the ledger with it: open -> charged | zero | unknown, and
--- unknown -> charged | zero once, as a correction on the original day. Answers those it moved.
-create or replace function control.settle_attempts_v1(
-    p_ticket uuid[], p_state text[], p_record jsonb[], p_shard smallint default 0
-) returns table (ticket_id uuid, counters jsonb)
-language plpgsql as $$
-#variable_conflict use_column
-declare
-    v_ticket uuid[];
-    v_was text[];
-    v_state text[];
-    v_record jsonb[];
-begin
+-- The guarded transition of attempts whose ticket is gone, or that were settled as unknown before: unknown -> charged or
+-- zero, once, on the original day. Answers the lines for the ledger.
+create or replace function control.correct_v2(p_these uuid[], p_ticket uuid[], p_state text[], p_record text[])
+returns control.ledger_line[]
+language sql as $$
     with element as (
         select e.* from unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record)
+         where e.ticket_id = any (p_these) and e.state in ('charged', 'zero')
     ), locked as (
-        select a.ticket_id, a.state as was from control.attempt a
-         where a.ticket_id = any (p_ticket) order by a.ticket_id for update
+        select a.ticket_id from control.attempt a
+         where a.ticket_id = any (p_these) and a.state = 'unknown' order by a.ticket_id for update
     ), moved as (
         update control.attempt a set state = e.state, settled_at = clock_timestamp()
           from element e join locked l on l.ticket_id = e.ticket_id
-         where a.ticket_id = e.ticket_id
-           and (l.was = 'open' or (l.was = 'unknown' and e.state in ('charged', 'zero')))
-        returning a.ticket_id, l.was, e.state, e.record
+         where a.ticket_id = e.ticket_id and a.state = 'unknown'
+        returning a.*, e.record
     )
-    select array_agg(m.ticket_id order by m.ticket_id), array_agg(m.was order by m.ticket_id),
-           array_agg(m.state order by m.ticket_id), array_agg(m.record order by m.ticket_id)
-      into v_ticket, v_was, v_state, v_record
-      from moved m;
-    if v_ticket is not null then
-        return query select r.ticket_id, r.counters
-                       from control.record_v1(p_shard, v_ticket, v_was, v_state, v_record) r;
+    select array_agg(row(m.ticket_id, 'unknown', m.state, m.granted_at, m.day, m.key_id, m.debit_id, m.attempt,
+                         m.group_id, m.record::jsonb)::control.ledger_line order by m.ticket_id)
+      from moved m
+$$;
+
+-- Ends attempts of tickets just taken, all in one way. Those that have an end already keep it.
+create or replace function control.end_attempts_v2(
+    p_shard smallint, p_tickets control.ticket[], p_state text, p_record text
+) returns void
+language plpgsql as $$
+declare
+    v_lines control.ledger_line[];
+begin
+    with opened as (
+        insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
+                                     settled_at)
+        select t.ticket_id, t.key_id, t.debit_id, t.attempt, t.group_id, t.owner_id, t.granted_at, t.day, p_state,
+               clock_timestamp()
+          from unnest(p_tickets) t
+        on conflict do nothing
+        returning attempt.ticket_id
+    )
+    select array_agg(row(t.ticket_id, 'open', p_state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
+                         t.group_id, t.intent::jsonb || p_record::jsonb)::control.ledger_line)
+      into v_lines
+      from unnest(p_tickets) t join opened o on o.ticket_id = t.ticket_id;
+    if v_lines is not null then
+        perform control.record_v2(p_shard, v_lines);
     end if;
 end $$;
 
--- What these outcomes say about the group, in order. A result acts only while its generation is current; a valid
--- Retry-After of an older one may raise the cooldown of an open breaker and never lowers it.
-create or replace function control.judge_v1(
-    p_group text, p_ticket uuid[], p_ending text[], p_verdict text[], p_generation bigint[],
-    p_retry_after_ms bigint[], p_now timestamptz
+-- What these outcomes say about their groups, in order: allowances, floors, breakers. An outcome moves a breaker only
+-- while its generation is current; a rate limit raises its floor whatever the generation.
+create or replace function control.judge_v2(
+    p_tickets control.ticket[], p_ticket uuid[], p_ending text[], p_verdict text[], p_generation bigint[],
+    p_retry_after_ms bigint[], p_account_wide boolean[], p_used bigint[], p_now timestamptz, p_unavailable_ms bigint
 ) returns void
 language plpgsql as $$
 declare
@@ -88,80 +146,102 @@ declare
     v_retry interval;
 begin
     for e in
-        select u.* from unnest(p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms)
-               with ordinality as u (ticket_id, ending, verdict, generation, retry_after_ms, n) order by u.n
+        select u.*, t.group_id, t.credential, t.model, t.tokens
+          from unnest(p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used)
+               with ordinality as u (ticket_id, ending, verdict, generation, retry_after_ms, account_wide, used, n)
+          join unnest(p_tickets) t on t.ticket_id = u.ticket_id
+         order by u.n
     loop
-        select * into g from control.capacity_group c where c.group_id = p_group;
         v_retry := e.retry_after_ms * interval '1 ms';
+        perform control.give_back_v1(
+            e.group_id, e.model, (e.ending = 'not_dispatched')::integer,
+            case when e.ending = 'not_dispatched' then e.tokens else e.tokens - e.used end, p_now);
+        if e.verdict = 'rate_limited' then
+            perform control.raise_floor_v1(e.group_id, e.credential, case when e.account_wide then '' else e.model end,
+                                           'rate_limit', v_retry, p_now);
+        elsif e.verdict = 'unavailable' then
+            perform control.raise_floor_v1(e.group_id, e.credential, '', 'unavailable',
+                                           coalesce(v_retry, p_unavailable_ms * interval '1 ms'), p_now);
+        end if;
+
+        select * into g from control.capacity_group c where c.group_id = e.group_id;
         if e.generation is distinct from g.generation then
-            if e.verdict = 'rate_limited' and g.breaker = 'open' and v_retry is not null then
-                update control.capacity_group c set cooldown_until = greatest(c.cooldown_until, p_now + v_retry)
-                 where c.group_id = p_group;
-            end if;
+            continue;
         elsif g.breaker = 'closed' then
-            if e.verdict = 'rate_limited' then
-                perform control.open_breaker_v1(p_group, coalesce(v_retry, g.first_cooldown), p_now);
-            elsif e.verdict = 'transient' then
-                if g.failures_since is null or g.failures_since + g.failure_window < p_now then
-                    update control.capacity_group c set failures = 1, failures_since = p_now
-                     where c.group_id = p_group;
-                    g.failures := 0;
+            if e.verdict in ('transient', 'slow') then
+                g.failed_at := array(select f from unnest(g.failed_at) f where f >= p_now - g.failure_window) || p_now;
+                if cardinality(g.failed_at) >= g.failure_threshold then
+                    perform control.open_breaker_v2(e.group_id, p_now);
                 else
-                    update control.capacity_group c set failures = c.failures + 1 where c.group_id = p_group;
+                    update control.capacity_group c set failed_at = g.failed_at where c.group_id = e.group_id;
                 end if;
-                if g.failures + 1 >= g.failure_threshold then
-                    perform control.open_breaker_v1(p_group, null, p_now);
-                end if;
+            elsif e.verdict = 'answered' and g.ramp is not null then
+                update control.capacity_group c
+                   set ramp = case when c.ramp * 2 < c.concurrency then c.ramp * 2 end
+                 where c.group_id = e.group_id;
             end if;
         elsif g.breaker = 'half_open' and g.probe = e.ticket_id then
-            if e.verdict = 'answered' then
-                update control.capacity_group c
-                   set breaker = 'closed', generation = c.generation + 1, probe = null, openings = 0,
-                       failures = 0, failures_since = null, cooldown_until = null
-                 where c.group_id = p_group;
+            if e.verdict in ('answered', 'slow', 'rate_limited', 'unavailable') then
+                perform control.close_breaker_v1(e.group_id);
             elsif e.ending = 'not_dispatched' and e.verdict = 'none' then
                 -- Taken back before dispatch: the place goes to the next.
                 update control.capacity_group c set generation = c.generation + 1, probe = null
-                 where c.group_id = p_group;
+                 where c.group_id = e.group_id;
             else
-                perform control.open_breaker_v1(p_group, v_retry, p_now);
+                perform control.open_breaker_v2(e.group_id, p_now);
             end if;
         end if;
     end loop;
 end $$;
 
+create or replace function control.close_breaker_v1(p_group text) returns void
+language sql as $$
+    update control.capacity_group c
+       set breaker = 'closed', generation = c.generation + 1, probe = null, openings = 0, failed_at = '{}',
+           cooldown_until = null, ramp = case when c.concurrency > 1 then 1 end
+     where c.group_id = p_group
+$$;
+
 -- A probe has given its first valid content: that decides it, whenever it ends.
-create or replace function control.decide_v1(p_group text, p_ticket uuid, p_generation bigint) returns void
+create or replace function control.decide_v2(p_group text, p_ticket uuid, p_generation bigint) returns void
 language plpgsql as $$
+declare
+    g control.capacity_group;
 begin
-    perform from control.capacity_group c where c.group_id = p_group for update;
-    perform control.judge_v1(p_group, array[p_ticket], array['confirmed'], array['answered'], array[p_generation],
-                             array[null::bigint], clock_timestamp());
+    select * into g from control.capacity_group c where c.group_id = p_group for update;
+    if g.breaker = 'half_open' and g.probe = p_ticket and g.generation = p_generation then
+        perform control.close_breaker_v1(p_group);
+    end if;
 end $$;
 
 -- Takes tickets back: waiters leave, a grant that nobody will use is settled as zero. For a ticket whose acquire was
 -- never acknowledged a tombstone is left, so that a late commit cannot revive it.
-create or replace function control.abandon_v1(p_ticket uuid[], p_shard smallint, p_tombstone boolean)
+create or replace function control.abandon_v2(p_ticket uuid[], p_shard smallint, p_tombstone boolean)
 returns table (group_id text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_granted uuid[];
+    v_gone control.ticket[];
 begin
     perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
     if p_tombstone then
-        insert into control.attempt (ticket_id, granted_at, day, state, intent, settled_at)
-        select u, clock_timestamp(), current_date, 'zero', '{}', clock_timestamp() from unnest(p_ticket) u
+        insert into control.attempt (ticket_id, granted_at, day, state, settled_at)
+        select u, clock_timestamp(), current_date, 'zero', clock_timestamp()
+          from unnest(p_ticket) u
+         where not exists (select from control.ticket t where t.ticket_id = u and t.state in ('active', 'quarantined'))
         on conflict do nothing;
     end if;
-    return query
-        with gone as (
-            delete from control.ticket t where t.ticket_id = any (p_ticket) and t.state <> 'quarantined'
-            returning t.ticket_id, t.group_id, t.state
-        )
-        select distinct g.group_id from gone g where g.state <> 'queued';
-    perform from control.settle_attempts_v1(
-        p_ticket, array_fill('zero'::text, array[cardinality(p_ticket)]),
-        array_fill('{"status":"not_dispatched","ended":"not_dispatched","cost_reason":"abandoned"}'::jsonb,
-                   array[cardinality(p_ticket)]), p_shard);
+    with gone as (
+        delete from control.ticket t where t.ticket_id = any (p_ticket) and t.state <> 'quarantined'
+        returning t as ticket
+    )
+    select array_agg(g.ticket) into v_gone from gone g;
+    perform control.end_attempts_v2(
+        p_shard, array(select t from unnest(v_gone) t where t.state = 'active'), 'zero',
+        '{"status":"not_dispatched","ended":"not_dispatched","cost_reason":"abandoned"}');
+    perform control.give_back_v1(t.group_id, t.model, count(*)::integer, sum(t.tokens)::bigint, control.now_v1())
+       from unnest(v_gone) t
+      where t.state <> 'queued' and exists (select from control.allowance a where a.group_id = t.group_id)
+      group by t.group_id, t.model order by t.group_id, t.model;
+    return query select distinct t.group_id from unnest(v_gone) t where t.state <> 'queued';
 end $$;

@@ -1,16 +1,39 @@
--- renew_v1: registers an owner or its heartbeat. Answers the milliseconds it now lives, or null where it had lapsed:
+-- renew_v2: registers an owner or its heartbeat. Answers the milliseconds it now lives, or null where it had lapsed:
 -- a lapsed incarnation stays dead, and its process must begin again as another. The process itself, which holds no
 -- ticket, is heard of with every heartbeat and may come back.
+--
+-- It also looks at the server's clock. The process sends what the clock said last time and how long ago that was by its
+-- own steady clock: where the server's went back meanwhile, the step is added to the store's offset, once for all.
 
-create or replace function control.renew_v1(
-    p_owner uuid, p_process uuid, p_ttl_ms integer, p_first boolean, p_host text, p_pid integer
+create or replace function control.renew_v2(
+    p_owner uuid, p_process uuid, p_ttl_ms integer, p_first boolean, p_host text, p_pid integer, p_hold_ms bigint,
+    p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint
 )
-returns bigint
+returns table (lives_ms bigint, clock timestamptz, steps bigint)
 language plpgsql as $$
+#variable_conflict use_column
 declare
-    v_now timestamptz := clock_timestamp();
+    v_step interval;
+    v_steps bigint;
+    v_now timestamptz;
     v_expires timestamptz;
+    v_system text;
 begin
+    perform control.close_store_v1(p_hold_ms);
+    if p_first then
+        v_system := (select c.system_identifier::text from pg_control_system() c);
+        update control.store s
+           set system_identifier = v_system,
+               closed_until = case when s.system_identifier is null then s.closed_until
+                                   else clock_timestamp() + s.ahead + p_hold_ms * interval '1 ms' end
+         where s.system_identifier is distinct from v_system;
+    end if;
+    -- Less than a second is the way and the clocks' own drift.
+    v_step := p_clock + p_elapsed_ms * interval '1 ms' - clock_timestamp();
+    if v_step > interval '1 s' then
+        update control.store s set ahead = s.ahead + v_step, steps = s.steps + 1 where s.steps = p_steps;
+    end if;
+    select clock_timestamp() + s.ahead, s.steps into v_now, v_steps from control.store s;
     if p_first then
         -- Nobody was heard of: it may have been the store that was away, so nobody is declared dead for one TTL more.
         if not exists (select from control.owner o where o.expires_at > v_now)
@@ -31,32 +54,35 @@ begin
     insert into control.owner as o (owner_id, expires_at, host, pid)
     values (p_process, v_now + p_ttl_ms * interval '1 ms', p_host, p_pid)
     on conflict (owner_id) do update set expires_at = excluded.expires_at;
-    return (extract(epoch from v_expires - clock_timestamp()) * 1000)::bigint;
+    return query select (extract(epoch from v_expires - control.now_v1()) * 1000)::bigint, clock_timestamp(), v_steps;
 end $$;
 
 -- Declares owners dead that are proven to be: their process is gone. Their groups are answered, to be advanced.
-create or replace function control.bury_v1(p_owner uuid[]) returns table (group_id text)
-language plpgsql as $$
-#variable_conflict use_column
-begin
-    delete from control.owner o where o.owner_id = any (p_owner);
-    delete from control.ticket t where t.owner_id = any (p_owner) and t.state = 'queued';
-    update control.reclaim set not_before = clock_timestamp() where cardinality(p_owner) > 0 and not exists (
-        select from control.ticket t join control.owner o on o.owner_id = t.owner_id
-         where o.expires_at <= clock_timestamp());
-    return query select distinct t.group_id from control.ticket t where t.owner_id = any (p_owner);
-end $$;
-
--- The groups in which time alone has changed something that nobody has acted on. Owners long gone are forgotten.
-create or replace function control.overdue_v1() returns table (group_id text)
+create or replace function control.bury_v2(p_owner uuid[]) returns table (group_id text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := clock_timestamp();
+    v_now timestamptz := control.now_v1();
+begin
+    delete from control.owner o where o.owner_id = any (p_owner);
+    delete from control.ticket t where t.owner_id = any (p_owner) and t.state = 'queued';
+    update control.reclaim set not_before = v_now where cardinality(p_owner) > 0 and not exists (
+        select from control.ticket t join control.owner o on o.owner_id = t.owner_id where o.expires_at <= v_now);
+    return query select distinct t.group_id from control.ticket t where t.owner_id = any (p_owner);
+end $$;
+
+-- The groups in which time alone has changed something that nobody has acted on. What is long over is forgotten.
+create or replace function control.overdue_v2() returns table (group_id text)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    v_now timestamptz := control.now_v1();
 begin
     delete from control.owner o
      where o.expires_at < v_now - interval '1 day'
        and not exists (select from control.ticket t where t.owner_id = o.owner_id);
+    delete from control.floor f where f.until < v_now - interval '1 day';
+    delete from control.fence f where f.seen_at < clock_timestamp() - interval '30 days';
     delete from control.ticket t where t.ticket_id in (
         select q.ticket_id from control.ticket q
          where q.state = 'queued' and q.owner_id not in (select o.owner_id from control.owner o where o.expires_at > v_now)
@@ -66,5 +92,7 @@ begin
         select distinct t.group_id from control.ticket t
          where t.state <> 'queued'
            and (t.quarantined_until <= v_now or t.hard_deadline <= v_now or t.grant_expires_at <= v_now
-                or control.owner_is_dead_v1(t.owner_id, v_now));
+                or control.owner_is_dead_v1(t.owner_id, v_now))
+        union
+        select g.group_id from control.capacity_group g where g.breaker = 'open' and g.cooldown_until <= v_now;
 end $$;

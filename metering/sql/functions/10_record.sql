@@ -1,26 +1,32 @@
--- record_v1: writes what these attempts used and cost, and raises the counters, inside the settlement's transaction.
+-- record_v2: writes what these attempts used and cost, and raises the counters, inside the settlement's transaction.
 -- Called by admission's guarded transition, once for each attempt it moved; `was` is the state before.
 --
 -- What is known of an attempt is its intent, written at grant, overlaid by the record of its end. An attempt whose
--- process died has only the former. Counters are raised in sorted order: unsorted they deadlock.
+-- process died has only the former; a correction is overlaid on what was written before. Counters are raised in sorted
+-- order: unsorted they deadlock.
 
-create or replace function control.record_v1(
-    p_shard smallint, p_ticket uuid[], p_was text[], p_state text[], p_record jsonb[]
-) returns table (ticket_id uuid, counters jsonb)
+create or replace function control.record_v2(p_shard smallint, p_lines control.ledger_line[])
+returns table (ticket_id uuid, counters jsonb)
 language plpgsql as $$
 #variable_conflict use_column
 declare
     v_lines control.ledger_line[];
 begin
-    select array_agg(row(
-               a.ticket_id, e.was, e.state, a.granted_at, a.day, a.key_id, a.debit_id, a.attempt, a.group_id,
-               a.intent || e.record)::control.ledger_line order by e.n)
-      into v_lines
-      from unnest(p_ticket, p_was, p_state, p_record) with ordinality as e (ticket_id, was, state, record, n)
-      join control.attempt a on a.ticket_id = e.ticket_id
-     where a.key_id is not null;
-    if v_lines is null then
+    if p_lines is null then
         return;
+    end if;
+    v_lines := p_lines;
+    if exists (select from unnest(p_lines) l where l.was = 'unknown') then
+        select array_agg(row(
+                   l.ticket_id, l.was, l.state, l.granted_at, l.day, l.key_id, l.debit_id, l.attempt, l.group_id,
+                   coalesce(b.facts, '{}') || l.facts)::control.ledger_line)
+          into v_lines
+          from unnest(p_lines) l
+          left join lateral (
+              select jsonb_strip_nulls(to_jsonb(i)) - '{usd,upper_bound_usd}'::text[] as facts from control.invocation i
+               where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
+               order by i.correction desc limit 1) b on true
+         where l.key_id is not null;
     end if;
 
     insert into control.invocation (

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 import structlog
 
-from admission.combiner import Lane, Rejected
+from admission.combiner import Lane
+from admission.contract import Rejected
 
 
 async def test_what_arrives_while_a_statement_is_in_flight_goes_out_together():

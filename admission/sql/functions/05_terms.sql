@@ -1,0 +1,69 @@
+-- The terms that the statements share: time, who lives, what a bucket holds, what keeps a ticket back.
+
+-- The store's time. Statements of the hot path read the row themselves.
+create or replace function control.now_v1() returns timestamptz
+language sql volatile as $$ select clock_timestamp() + s.ahead from control.store s $$;
+
+create or replace function control.owner_is_fresh_v1(p_owner uuid, p_now timestamptz) returns boolean
+language sql stable as $$
+    select exists (select from control.owner o where o.owner_id = p_owner and o.expires_at > p_now)
+$$;
+
+-- Lapsed, and not merely unheard because the store itself was away.
+create or replace function control.owner_is_dead_v1(p_owner uuid, p_now timestamptz) returns boolean
+language sql stable as $$
+    select not exists (select from control.owner o where o.owner_id = p_owner and o.expires_at > p_now)
+       and exists (select from control.reclaim r where r.not_before <= p_now)
+$$;
+
+-- What a bucket holds now; null where there is no limit.
+create or replace function control.filled_v1(
+    p_left double precision, p_per_minute double precision, p_filled_at timestamptz, p_now timestamptz
+) returns double precision
+language sql immutable as $$
+    select case when p_per_minute is not null then least(
+        p_per_minute,
+        p_left + p_per_minute * greatest(extract(epoch from p_now - p_filled_at)::double precision, 0) / 60) end
+$$;
+
+-- Until when a floor keeps this credential's model back; null where none does. Of one kind, or of any.
+create or replace function control.floor_until_v1(
+    p_group text, p_credential text, p_model text, p_kind text, p_now timestamptz
+) returns timestamptz
+language sql stable as $$
+    select max(f.until) from control.floor f
+     where f.group_id = p_group and f.credential = p_credential and f.model in ('', p_model) and f.until > p_now
+       and (p_kind is null or f.kind = p_kind)
+$$;
+
+-- How long a ticket waits with so many before it, by what was served of late. Null where that tells nothing.
+create or replace function control.expected_ms_v1(g control.capacity_group, p_before integer, p_now timestamptz)
+returns bigint
+language sql immutable as $$
+    select case when g.served >= 1 and p_now > g.served_since
+                then ((p_before + 1) * extract(epoch from p_now - g.served_since) * 1000 / g.served)::bigint end
+$$;
+
+-- How many tickets are before this one in its group's queue, at most 100.
+create or replace function control.ahead_v2(p_group text, p_class smallint, p_number bigint) returns integer
+language sql stable as $$
+    select count(*)::integer from (
+        select from control.ticket q
+         where q.group_id = p_group and q.state = 'queued' and (q.class, q.number) < (p_class, p_number)
+         limit 100) before
+$$;
+
+-- Puts requests and tokens back into the buckets of a model and its group; negative ones are taken out.
+create or replace function control.give_back_v1(
+    p_group text, p_model text, p_requests integer, p_tokens bigint, p_now timestamptz
+) returns void
+language sql as $$
+    update control.allowance a
+       set requests_left = coalesce(least(a.requests_per_minute, p_requests + control.filled_v1(
+               a.requests_left, a.requests_per_minute, a.filled_at, p_now)), 0),
+           tokens_left = coalesce(least(a.tokens_per_minute, coalesce(p_tokens, 0) + control.filled_v1(
+               a.tokens_left, a.tokens_per_minute, a.filled_at, p_now)), 0),
+           filled_at = greatest(a.filled_at, p_now)
+     where a.group_id = p_group and a.model in ('', p_model)
+       and (p_requests <> 0 or coalesce(p_tokens, 0) <> 0)
+$$;
