@@ -72,8 +72,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     bloat: int
 
 
-FULL = Plan(rounds=5, seconds=1.0, warmup_s=0.4, counted=500, bloat=1_000_000)
-QUICK = Plan(rounds=1, seconds=0.6, warmup_s=0.3, counted=100, bloat=50_000)
+FULL = Plan(rounds=5, seconds=1.0, warmup_s=0.25, counted=500, bloat=1_000_000)
+QUICK = Plan(rounds=1, seconds=0.5, warmup_s=0.2, counted=100, bloat=50_000)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):

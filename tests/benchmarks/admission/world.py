@@ -62,7 +62,7 @@ def settings() -> AdmissionSettings:
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """One order, done by some processes at once."""
 
-    #: Pairs or updates within the measured seconds, and those of the warm-up with them.
+    #: Pairs or updates: within the measured seconds, and in all.
     count: int
     done: int
     seconds: float
@@ -176,7 +176,7 @@ class World:
 
     async def configure(self, **values: str) -> None:
         for name, value in values.items():
-            await self.observer.execute(f"alter system set {name} = {value}")
+            await self.observer.execute(f"alter system set {name} = '{value}'")
         await self.observer.execute("select pg_reload_conf()")
 
     async def quiet(self) -> None:
