@@ -189,7 +189,7 @@ async def test_a_stream_whose_provider_dies_ends_with_an_explicit_failure(databa
 
 async def test_a_stream_its_client_cancels_leaves_a_slot_that_is_freed_at_its_time(database_url, simulator, tmp_path):
     await simulator.set_faults(pace=0.05, chunks=400)
-    text = toml(simulator.url, provider="execution_limit_s = 2\nisolation_s = 1")
+    text = toml(simulator.url, provider='execution_limit_s = 2\nisolation_s = 1\non_cancel = "close"')
     async with gateway_process(tmp_path, text, TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
         began = time.monotonic()
         async with gateway.stub() as stub:

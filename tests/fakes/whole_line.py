@@ -119,7 +119,10 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
                 usable=lambda _: not line.revoked,
                 settings=settings.routing,
             )
-            yield line
+            try:
+                yield line
+            finally:
+                await line.pipeline.drain(asyncio.get_running_loop().time())
     finally:
         await store.close()
 
