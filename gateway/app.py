@@ -40,8 +40,8 @@ from gateway.rest import operators
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
-from gateway.settling import Replay, Settling
 from gateway.rpc import server as rpc
+from gateway.settling import Replay, Settling
 from metering.journal import Journal
 from metering.ledger import Ledger
 from metering.library_prices import Library

@@ -48,9 +48,7 @@ class Pipeline:
         settings: RoutingSettings,
         settling: Settling | None = None,
     ) -> None:
-        """
-        `usable` says, right before dispatch, whether the caller's key still is. Without `settling` there is no journal.
-        """
+        """`usable` says, right before dispatch, whether the caller's key still is. No `settling`: no journal."""
         self._router = router
         self._controller = controller
         self._adapter = adapter
