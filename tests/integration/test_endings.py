@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
-from gateway.errors import Code, GatewayError, StreamBroken
+from gateway.errors import AttemptedError, Code, StreamBroken
 from tests.fakes.simulated import SimulatedProvider, simulated
 from tests.fakes.whole_line import WholeLine, call, read, whole_line
 
@@ -55,9 +55,9 @@ async def plain(line: WholeLine, seen: asyncio.Event) -> None:
     await line.pipeline.complete(call("sim-fast"))
 
 
-Way: TypeAlias = Callable[[WholeLine, asyncio.Event], Awaitable[None]]
+Way: TypeAlias = Callable[[WholeLine, asyncio.Event], Coroutine[None, None, None]]
 #: How the answer is asked for, and what the provider does meanwhile.
-WAYS: dict[str, tuple[Way, dict[str, float]]] = {
+WAYS: dict[str, tuple[Way, dict[str, Any]]] = {
     "stream, after its first content": (stream_of, {"pace": 0.02, "chunks": 20}),
     "stream, before its headers": (stream_of, {"latency": 0.3}),
     "stream, before its first content": (stream_of, {"think": 0.3}),
@@ -69,7 +69,7 @@ async def taken_back(line: WholeLine, upstream: SimulatedProvider, way: str) -> 
     """A call that its caller cancels while the provider works on it; how long the caller was kept, in seconds."""
     ask, faults = WAYS[way]
     seen = asyncio.Event()
-    task = asyncio.create_task(ask(line, seen))  # type: ignore[arg-type]
+    task = asyncio.create_task(ask(line, seen))
     await upstream.until(lambda ledger: ledger["active"] == 1)
     if "pace" in faults:
         await asyncio.wait_for(seen.wait(), 5)
@@ -161,9 +161,8 @@ async def test_closing_at_once_is_what_a_provider_may_ask_for(database_url, tmp_
     closes = 'on_cancel = "close"\ncancel_confirms_after_s = 0.3'
     async with one_provider(database_url, tmp_path, provider=closes) as (line, upstream):
         # Long enough that it cannot have ended by itself.
-        await upstream.set_faults(**{name: 500 if name == "chunks" else 20 for name in WAYS[way][1] if name != "pace"})
-        if "pace" in WAYS[way][1]:
-            await upstream.set_faults(pace=0.05, chunks=500)
+        asked = WAYS[way][1]
+        await upstream.set_faults(**({"pace": 0.05, "chunks": 500} if "pace" in asked else dict.fromkeys(asked, 20)))
         await taken_back(line, upstream, way)
         await upstream.until(within=2)
         await line.settled()
@@ -211,10 +210,11 @@ async def test_a_deadline_ends_the_callers_wait_and_not_the_call(database_url, t
     async with one_provider(database_url, tmp_path) as (line, upstream):
         await upstream.set_faults(latency=0.8)
         asked = time.monotonic()
-        with pytest.raises(GatewayError) as late:
+        with pytest.raises(AttemptedError) as late:
             await line.pipeline.complete(call("sim-fast", deadline_s=0.3))
         assert time.monotonic() - asked < 0.7
         assert late.value.code is Code.DEADLINE_EXCEEDED
+        assert late.value.outcome is not None
         [attempt] = late.value.outcome.attempts
         assert (attempt.status, attempt.code, attempt.cost.state) == ("timeout", "deadline", "unknown")
         assert late.value.outcome.settlement == "pending"
@@ -231,6 +231,7 @@ async def test_a_deadline_in_the_middle_of_a_stream_is_told_and_the_rest_is_read
             with pytest.raises(StreamBroken) as late:
                 await read(items)
         assert late.value.code is Code.DEADLINE_EXCEEDED
+        assert late.value.outcome is not None
         assert (late.value.outcome.ended, late.value.outcome.settlement) == ("uncertain", "pending")
         await line.settled()
         [row] = await line.invocations()
