@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 LOCKED := $(PIP) --no-compile --require-hashes
 ARGS ?=
 
-.PHONY: help demo run check test lint types contracts pytest bench format protos lock clean
+.PHONY: help demo run check test lint types contracts pytest bench bench-admission format protos lock clean
 
 help:  ## what can be made (this list)
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: $(VENV)/.runtime  ## set up, run 200 requests through a gateway against a simulated provider, show what they cost
 	@exec $(BIN)/python -m gateway demo $(ARGS)
@@ -44,6 +44,9 @@ pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
 
 bench: $(VENV)/.dev  ## what a request costs beside programs that do nothing; ARGS=--quick for a first look
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-admission: $(VENV)/.dev  ## what an admission costs beside a bare UPDATE; ARGS=--quick for a first look
+	@$(BIN)/python -m tests.benchmarks.admission $(ARGS)
 
 format: $(VENV)/.dev  ## format the code and fix what can be fixed by machine
 	@$(BIN)/ruff check --quiet --fix-only .

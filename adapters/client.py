@@ -326,9 +326,24 @@ class _Body:
 
 
 class _Batches:
-    """The events of one stream, in the batches they came in. `Finished` is the last one, or an error is raised."""
+    """
+    The events of one stream, in the batches they came in. `Finished` is the last one, or an error is raised.
 
-    __slots__ = ("_body", "_clock", "_ended", "_finished", "_gap_s", "_over", "_parser", "_payloads", "_started")
+    A wait for the next batch that is cancelled loses nothing: whoever asks again reads on where it was.
+    """
+
+    __slots__ = (
+        "_body",
+        "_clock",
+        "_ended",
+        "_finished",
+        "_gap_s",
+        "_over",
+        "_parser",
+        "_payloads",
+        "_started",
+        "_trail",
+    )
 
     def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float) -> None:
         self._parser = parser
@@ -341,6 +356,8 @@ class _Batches:
         self._payloads = 0
         self._ended = False
         self._over = False
+        #: Events that came behind the terminal.
+        self._trail: list[Event] = []
 
     def __aiter__(self) -> Self:
         return self
@@ -350,6 +367,8 @@ class _Batches:
             raise StopAsyncIteration
         try:
             return await self._next()
+        except asyncio.CancelledError:
+            raise
         except BaseException:
             self._over = True
             self._body.close()
@@ -357,7 +376,7 @@ class _Batches:
 
     async def _next(self) -> Batch:
         if self._finished is not None:
-            return await self._last([], self._finished)
+            return await self._last(self._finished)
         data = b""
         while True:
             # The first time with nothing: an error that was waiting behind the last batch comes out.
@@ -381,10 +400,10 @@ class _Batches:
         if self._body.ended:
             self._over = True
             return batch
-        if len(batch) == 1:
-            return await self._last([], last)
-        # Content is not held back for what may follow the terminal.
         self._finished = last
+        if len(batch) == 1:
+            return await self._last(last)
+        # Content is not held back for what may follow the terminal.
         return batch[:-1]
 
     def _run_clock(self, batch: Batch) -> None:
@@ -394,18 +413,18 @@ class _Batches:
             self._payloads = self._parser.payloads
             self._clock.restart(self._gap_s, "gap_timeout")
 
-    async def _last(self, events: list[Event], finished: Finished) -> Batch:
+    async def _last(self, finished: Finished) -> Batch:
         """Reads on to the end of the body, within bounds; nothing that goes wrong there undoes the proof."""
         self._clock.restart(_TRAIL_S, "gap_timeout")
         left = _TRAIL_BYTES
         with contextlib.suppress(ProviderError):
             while left > 0 and (data := await self._body.read()):
                 left -= len(data)
-                events.extend(self._parser.feed(data))
+                self._trail.extend(self._parser.feed(data))
         self._over = True
         if not self._body.ended:
             self._body.close()
-        return [*events, finished]
+        return [*self._trail, finished]
 
 
 def _broken(error: BaseException) -> NoReturn:

@@ -138,7 +138,8 @@ class Adapter(Protocol):
         Dispatches on entry and yields batches of events; leaving closes the connection unless the body ended.
 
         The last event is `Finished`. A stream that ends without one raises `Broken`, one that the provider ends with
-        an error raises `Rejected`; both also after content.
+        an error raises `Rejected`; both also after content. Cancelling a wait for the next batch loses nothing: it may
+        be asked for again.
         """
         ...
 

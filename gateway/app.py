@@ -41,6 +41,8 @@ from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
 from gateway.rpc import server as rpc
+from gateway.settling import Replay, Settling
+from metering.journal import Journal
 from metering.ledger import Ledger
 from metering.library_prices import Library
 from metering.prices import PriceBook, PricedRoute
@@ -49,6 +51,8 @@ log: Final = structlog.get_logger("gateway")
 
 #: How long a start waits for a database that is starting, too.
 _START_WAIT_S: Final = 30.0
+#: How long a start waits for what dead processes left in their journals; then that goes on beside the rest.
+_REPLAY_WAIT_S: Final = 10.0
 #: Between looks at whether the embedded server lives.
 _WATCH_SERVER_S: Final = 1.0
 
@@ -111,10 +115,12 @@ class Gateway:
         settings: Settings,
         reading: Reading,
         runner: Runner,
+        pipeline: Pipeline,
         rest_server: rest.RestServer,
         rpc_server: rpc.RpcServer,
     ) -> None:
         self._settings = settings
+        self._pipeline = pipeline
         self._reading = reading
         self._runner = runner
         self._rest = rest_server
@@ -141,9 +147,15 @@ class Gateway:
 
     async def drain(self) -> None:
         """Health says no, nothing new is taken, what runs ends or is taken back at the drain's deadline."""
-        await asyncio.gather(
-            self._rpc.drain(self._settings.drain_s), self._rest.drain(), self._runner.drain(self._settings.drain_s)
-        )
+        until = asyncio.get_running_loop().time() + self._settings.drain_s
+        try:
+            await asyncio.gather(
+                self._rpc.drain(self._settings.drain_s), self._rest.drain(), self._runner.drain(self._settings.drain_s)
+            )
+            await self._pipeline.drain(until)
+        finally:
+            # Where the stop is cut short, what is read on is, too.
+            await self._pipeline.drain(0.0)
 
 
 @asynccontextmanager
@@ -176,7 +188,17 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         if others := await store.configure():
             log.warning("gateway.newer_limits_in_force", groups=others, hint="raise admission.revision to replace them")
         liveness = stack.enter_context(Liveness(settings.data_dir).opened())
+        journal = await stack.enter_async_context(Journal(settings.data_dir / "journal").opened())
         controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
+        settling = await stack.enter_async_context(
+            Settling(controller, settings.routing.settlement_patience_s, journal).opened()
+        )
+        await stack.enter_async_context(_background(settling.report(), name="journal"))
+        # Before the dead are buried: what they charged is then charged, and not unknown first.
+        replay = Replay(journal, controller, ledger.states)
+        await stack.enter_async_context(_background(replay.watch(), name="replay"))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(replay.looked.wait(), _REPLAY_WAIT_S)
 
         adapter = await stack.enter_async_context(Upstream())
         billing = Billing(await _prices(settings))
@@ -188,6 +210,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             billing=billing,
             usable=lambda call: keys.usable(call.caller.key_id),
             settings=settings.routing,
+            settling=settling,
         )
 
         recovery = Recovery(
@@ -227,7 +250,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             settings.jobs,
             submitted=runner.wake,
         )
-        reading = Reading(settings, controller, store, ledger, keys)
+        reading = Reading(settings, controller, store, ledger, keys, settling)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(
@@ -259,6 +282,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             settings=settings,
             reading=reading,
             runner=runner,
+            pipeline=pipeline,
             rest_server=rest_server,
             rpc_server=rpc_server,
         )

@@ -2,45 +2,63 @@
 One dispatch and its single settlement.
 
 Whatever happens between grant and end (an answer, an error, a broken stream, a caller who went away, an exception of
-our own) leaves through `Attempts.open`, which settles exactly once. A lease that is held anywhere else would leak.
+our own) leaves through `Attempts.opened`, which settles exactly once. A lease that is held anywhere else would leak.
+
+A caller who goes away need not end the call: where closing the connection is not known to stop the work, a task of
+`Attempts` reads the answer on for a bounded while and settles by its true end. People press stop all the time, and each
+of these slots would otherwise stay occupied until the hard deadline, at a cost that nobody knows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+import structlog
 
 from adapters.chat import ChatResponse, Delta, Event, Finished, UsageReport
-from adapters.contract import UpstreamCall
+from adapters.contract import Batch, UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
-from admission.contract import Rejected as StoreRejected
-from admission.controller import Controller
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
 from gateway.call import Call
 from gateway.outcome import AttemptReport, Cost, Counters
 from gateway.router import Plan, Route
+from gateway.settling import Settling, Unacknowledged
 from metering.cost import decimal_string
 from metering.ledger import CountersAfter, Intent, Record
 from metering.usage import NOTHING, Usage
 
+log: Final = structlog.get_logger("gateway")
+
+T = TypeVar("T")
+
 _CLOCKS: Final = ("first_byte_timeout", "gap_timeout", "deadline")
+
+
+class Late(Exception):
+    """The caller's deadline passed before the provider had answered."""
 
 
 class Attempt:
     """A granted ticket on its way to an end. Not for use outside `opened`."""
 
-    def __init__(self, call: Call, route: Route, lease: Lease, number: int, billing: Billing) -> None:
+    def __init__(
+        self, call: Call, route: Route, lease: Lease, number: int, billing: Billing, *, streamed: bool
+    ) -> None:
         self.call = call
         self.route = route
         self.lease = lease
         self.number = number
+        self.streamed = streamed
+        #: Seconds for which the answer is read on after the caller has gone. Above 0 the caller's deadline is not the
+        #: provider's.
+        self.drain_s = route.provider.drains_for_s(streamed=streamed)
         self.started_at = time.monotonic()
         self.dispatched = False
         #: Content has been seen: from here on an error may have cost something.
@@ -52,6 +70,12 @@ class Attempt:
         self.served_model: str | None = None
         self.provider_request_id: str | None = None
         self.error: Exception | None = None
+        #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
+        self.left = False
+        self.late = False
+        #: The dispatch while it is under way, where it may outlive its caller; then what is left of a stream.
+        self.dispatch: asyncio.Task[Any] | None = None
+        self.rest: AsyncIterator[Batch] | None = None
         #: What the adapter holds open for it. Closed before the settlement: a window that starts with the closing of
         #: the connection must not start earlier.
         self.connection = AsyncExitStack()
@@ -60,9 +84,12 @@ class Attempt:
 
     @property
     def upstream(self) -> UpstreamCall:
-        """What the adapter is asked for. Its deadline is the attempt's, or the caller's where that comes first."""
+        """
+        What the adapter is asked for. Its deadline is the attempt's, or the caller's where that comes first and nobody
+        would read on after it.
+        """
         deadline = self.lease.hard_deadline
-        if self.call.deadline is not None:
+        if self.call.deadline is not None and not self.drain_s:
             deadline = min(deadline, self.call.deadline)
         return UpstreamCall(
             endpoint=self.route.endpoint, model=self.route.model, request=self.call.chat, deadline=deadline
@@ -95,7 +122,57 @@ class Attempt:
         self.provider_request_id = response.provider_request_id
         self.finished = Finished(ends=())
 
+    async def begin(self, dispatch: Callable[[Attempt], Awaitable[T]]) -> T:
+        """
+        Sends the request and returns what `dispatch` does, or raises it. Raises `Late` at the caller's deadline.
+
+        Where the answer may be read on, the dispatch has a task of its own, which outlives a caller that leaves.
+        """
+        self.dispatched = True
+        if not self.drain_s:
+            return await dispatch(self)
+
+        async def own() -> T:
+            return await dispatch(self)
+
+        task = asyncio.create_task(own(), name="dispatch")
+        self.dispatch = task
+        deadline = self.call.deadline
+        remaining_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
+        await asyncio.wait((task,), timeout=remaining_s)
+        if not task.done():
+            raise Late
+        self.dispatch = None
+        return task.result()
+
+    async def next_batch(self) -> Batch:
+        """What comes next of a stream that has begun. Raises as the adapter does, and `Late`."""
+        assert self.rest is not None, "a stream that has begun has a rest"
+        if not self.drain_s or self.call.deadline is None:
+            return await anext(self.rest)
+        patience = asyncio.timeout_at(self.call.deadline)
+        try:
+            async with patience:
+                return await anext(self.rest)
+        except TimeoutError:
+            if not patience.expired():
+                raise
+            raise Late from None
+
+    async def read_on(self) -> None:
+        """Reads to the end, for usage and proof only. Raises as the adapter does; cancelling it ends the dispatch."""
+        if self.dispatch is not None:
+            await self.dispatch
+            self.dispatch = None
+        while self.finished is None and self.rest is not None:
+            self.observe(await anext(self.rest))
+
     # ---------------------------------------------------------------- its end
+
+    @property
+    def readable(self) -> bool:
+        """It was sent and may yet be read to its end."""
+        return self.dispatched and self.drain_s > 0 and self.finished is None and self.error is None
 
     @property
     def proven(self) -> bool:
@@ -128,8 +205,8 @@ class Attempt:
                 return Verdict.TRANSIENT
             case Rejected():
                 return Verdict.ANSWERED
-            case Broken(code="deadline") if self.call.deadline is not None and self._late():
-                return Verdict.NONE  # the caller's own impatience
+            case Broken(code="deadline") if self._deadline_was_the_callers:
+                return Verdict.NONE
             case Broken(code="malformed" | "response_too_large"):
                 return Verdict.NONE  # bad output says nothing about capacity
             case Broken():
@@ -137,10 +214,16 @@ class Attempt:
             case _:
                 return Verdict.NONE
 
-    def _late(self) -> bool:
-        return self.call.deadline is not None and self.call.deadline <= self.lease.hard_deadline
+    @property
+    def _deadline_was_the_callers(self) -> bool:
+        deadline = self.call.deadline
+        return deadline is not None and deadline <= self.lease.hard_deadline and not self.drain_s
 
     def status(self) -> str:
+        if self.left and self.error is None:
+            if not self.dispatched:
+                return "not_dispatched"
+            return "timeout" if self.late else "cancelled"
         if self.proven:
             return "success"
         match self.error:
@@ -182,11 +265,18 @@ class Attempt:
             route=self.route.report,
             status=self.status(),
             error_class=None if error is None else error.error_class.value,
-            code=error.code if error is not None else ("unsupported_field" if self.error is not None else None),
+            code=self._code(error),
             http_status=None if error is None else error.status,
             message=None if self.error is None else str(self.error),
             cost=cost,
         )
+
+    def _code(self, error: ProviderError | None) -> str | None:
+        if error is not None:
+            return error.code
+        if self.error is not None:
+            return "unsupported_field"
+        return "deadline" if self.late else None
 
     def settlement(self, cost: Cost) -> Settlement:
         error = self.error if isinstance(self.error, ProviderError) else None
@@ -218,7 +308,7 @@ class Attempt:
             verdict=self.verdict(),
             retry_after_s=error.retry_after_s if isinstance(error, Rejected) else None,
             received_at=time.monotonic(),
-            cancel_confirms_after_s=self.route.provider.cancel_confirms_after_s,
+            cancel_confirms_after_s=self.route.provider.confirms_after_s(streamed=self.streamed),
             state=cost.state,
             record=msgspec.json.encode(record),
         )
@@ -227,31 +317,91 @@ class Attempt:
 class Attempts:
     """Opens attempts and settles them, all of one process."""
 
-    def __init__(self, controller: Controller, billing: Billing, patience_s: float) -> None:
-        """`patience_s`: how long `settle` waits for the store."""
-        self._controller = controller
+    def __init__(self, settling: Settling, billing: Billing) -> None:
+        self._settling = settling
         self._billing = billing
-        self._patience_s = patience_s
+        #: Each holds a lease, so there are never more of them than slots.
+        self._drains: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     @asynccontextmanager
     async def opened(
-        self, call: Call, route: Route, lease: Lease, number: int, reports: list[AttemptReport]
+        self, call: Call, route: Route, lease: Lease, number: int, reports: list[AttemptReport], *, streamed: bool
     ) -> AsyncIterator[Attempt]:
         """
-        The lease ends with the block, whatever ends the block; then the attempt is in `reports`.
+        The lease ends with the block, whatever ends the block, or is handed to a task of ours; then the attempt is in
+        `reports`.
 
         An attempt that ends by itself is settled with `settle` inside the block.
         """
-        attempt = Attempt(call, route, lease, number, self._billing)
+        attempt = Attempt(call, route, lease, number, self._billing, streamed=streamed)
         try:
-            async with attempt.connection:
-                yield attempt
+            yield attempt
         finally:
             if not attempt.settled:
-                # Taken back by the caller, or a fault of ours: nobody waits for this settlement.
-                cost = attempt.cost()
-                reports.append(attempt.report(cost))
-                self._controller.settle_unheard(attempt.settlement(cost))
+                await self.leave(attempt, reports)
+
+    async def leave(self, attempt: Attempt, reports: list[AttemptReport]) -> None:
+        """
+        Nobody waits for the end of this attempt any more: it was taken back, is too late, or a fault of ours ended it.
+
+        Returns at once where the answer is read on.
+        """
+        attempt.settled = True
+        attempt.left = not attempt.proven
+        reports.append(attempt.report(attempt.cost()))
+        if attempt.readable:
+            task = asyncio.create_task(self._drain(attempt), name="drain")
+            self._drains.add(task)
+            task.add_done_callback(self._drained)
+        else:
+            await self._end(attempt)
+
+    async def _drain(self, attempt: Attempt) -> None:
+        started = time.monotonic()
+        seconds = 0.0 if self._closed else min(attempt.drain_s, attempt.lease.hard_deadline - started)
+        try:
+            async with asyncio.timeout(seconds):
+                await attempt.read_on()
+        except TimeoutError:
+            pass
+        except (ProviderError, RequestNotExpressible) as error:
+            attempt.error = error
+        finally:
+            await self._end(attempt)
+            log.info(
+                "gateway.attempt_drained",
+                request_id=attempt.call.request_id,
+                provider=attempt.route.provider.id,
+                ending=attempt.ending().value,
+                cost_state=attempt.cost().state,
+                duration_ms=round((time.monotonic() - started) * 1000),
+            )
+
+    def _drained(self, task: asyncio.Task[None]) -> None:
+        self._drains.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("gateway.task_failed", task=task.get_name(), exc_info=error)
+
+    async def _end(self, attempt: Attempt) -> None:
+        """Closes what is open and settles, with nobody to tell."""
+        try:
+            await attempt.connection.aclose()
+        finally:
+            self._settling.settle_unheard(attempt.settlement(attempt.cost()))
+
+    async def close(self, until: float) -> None:
+        """Lets answers be read on until that time of the event loop, then closes what is left. All are settled."""
+        loop = asyncio.get_running_loop()
+        if self._drains:
+            await asyncio.wait(self._drains, timeout=max(until - loop.time(), 0.0))
+        self._closed = True
+        # A task that is cancelled before its first step would never settle.
+        await asyncio.sleep(0)
+        while self._drains:
+            for task in self._drains:
+                task.cancel()
+            await asyncio.wait(self._drains)
 
     async def settle(self, attempt: Attempt, reports: list[AttemptReport]) -> Receipt:
         """Settles an attempt by what is known of its end."""
@@ -259,11 +409,9 @@ class Attempts:
         attempt.settled = True
         cost = attempt.cost()
         reports.append(attempt.report(cost))
-        try:
-            async with asyncio.timeout(self._patience_s):
-                settled = await self._controller.settle(attempt.settlement(cost))
-        except (TimeoutError, StoreRejected):
-            return Receipt(acknowledged=False)
+        settled = await self._settling.settle(attempt.settlement(cost))
+        if isinstance(settled, Unacknowledged):
+            return Receipt(acknowledged=False, lasting=settled is Unacknowledged.PENDING)
         if settled.counters is None:
             return Receipt(acknowledged=True)
         after = msgspec.json.decode(settled.counters, type=CountersAfter)
@@ -280,7 +428,15 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the store acknowledged a settlement in time, and the counters after it."""
 
     acknowledged: bool
+    #: It will be settled, whatever becomes of this process.
+    lasting: bool = True
     counters: Counters | None = None
+
+    @property
+    def settlement(self) -> str:
+        if self.acknowledged:
+            return "settled"
+        return "pending" if self.lasting else "unknown"
 
 
 def intent(

@@ -26,13 +26,16 @@ from admission.settings import AdmissionSettings, GroupSettings
 from gateway.call import Resend
 from gateway.jobs.settings import JobsSettings
 from gateway.keys import environment_key_fault
-from gateway.router import Model, Provider, RoutingSettings, Target
+from gateway.router import Confirms, Model, OnCancel, Provider, RoutingSettings, Target
 from metering.prices import Price, configured_price
 
 FILE_NAME: Final = "tollbridge.toml"
 _VARIABLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-#: Reasoning models think longer than others answer.
 EXECUTION_LIMIT_S: Final = 120.0
+#: Reasoning models think longer than others answer.
+REASONING_LIMIT_S: Final = 600.0
+#: A call that nobody waits for any more must not occupy a slot for longer than one that somebody does.
+MOST_DRAIN_S: Final = 600.0
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -111,9 +114,19 @@ class _Provider(_Strict):
     first_byte_s: _Positive = 5.0
     gap_s: _Positive = 1.5
     execution_limit_s: _Positive = EXECUTION_LIMIT_S
+    execution_base_s: _Positive = 30.0
+    slowest_tokens_per_s: _Positive = 10.0
+    #: Patterns: `*` stands for any text.
+    reasoning_models: list[_Name] = []
+    reasoning_execution_limit_s: _Positive = REASONING_LIMIT_S
     isolation_s: _NotNegative = 30.0
     queue_timeout_s: _Positive = 60.0
     cancel_confirms_after_s: _NotNegative | None = None
+    cancel_confirms: Literal["all", "streams", "none"] = "all"
+    #: Who says what closing a connection does: a URL; "none" where nobody does in public.
+    cancel_source: Annotated[str, pydantic.Field(pattern=r"^(none|https?://\S+)$")] | None = None
+    on_cancel: Literal["close", "drain"] | None = None
+    drain_s: Annotated[float, pydantic.Field(gt=0, le=MOST_DRAIN_S, allow_inf_nan=False)] = 15.0
     resend_uncertain: Literal["never", "before_first_byte"] | None = None
 
 
@@ -378,6 +391,13 @@ class _Resolved:
             isolation_s=given.isolation_s,
             queue_timeout_s=given.queue_timeout_s,
             cancel_confirms_after_s=given.cancel_confirms_after_s,
+            cancel_confirms=Confirms(given.cancel_confirms),
+            on_cancel=None if given.on_cancel is None else OnCancel(given.on_cancel),
+            drain_s=given.drain_s,
+            reasoning_models=tuple(given.reasoning_models),
+            reasoning_execution_limit_s=given.reasoning_execution_limit_s,
+            execution_base_s=given.execution_base_s,
+            slowest_tokens_per_s=given.slowest_tokens_per_s,
             resend_uncertain=None if given.resend_uncertain is None else Resend(given.resend_uncertain),
             max_output_tokens=given.max_output_tokens,
         )

@@ -146,9 +146,10 @@ class Run:
         await asyncio.sleep(delay)
         return again[: most - len(self.reports)]
 
-    def late(self) -> GatewayError:
+    def late(self, receipt: Receipt = _SETTLED) -> GatewayError:
         kind = AdmissionRefused if not self.reports else AllRoutesFailed
-        return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=self.outcome("failed"))
+        outcome = self.outcome("failed", receipt=receipt)
+        return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=outcome)
 
     def _refusal(self, refusal: Refusal) -> AdmissionRefused:
         place = "" if refusal.position is None else f" at position {refusal.position}"
@@ -178,10 +179,10 @@ class Run:
 
     def broken(self, attempt: Attempt, receipt: Receipt) -> StreamBroken:
         """After content: no retry and no switch, but the truth."""
-        late = isinstance(attempt.error, Broken) and attempt.error.code == "deadline"
+        late = attempt.late or (isinstance(attempt.error, Broken) and attempt.error.code == "deadline")
         proven = isinstance(attempt.error, Rejected)
         return StreamBroken(
-            f"the answer is not complete: {attempt.error}",
+            f"the answer is not complete: {attempt.error or 'the deadline passed before it was'}",
             code=Code.DEADLINE_EXCEEDED if late else Code.UPSTREAM_BROKEN,
             outcome=self.outcome("failed" if proven else "uncertain", attempt, receipt),
         )
@@ -194,7 +195,7 @@ class Run:
             attempts=tuple(self.reports),
             usage=NOTHING if attempt is None else attempt.usage,
             cost=total([report.cost for report in self.reports]),
-            settlement="settled" if receipt.acknowledged else "pending",
+            settlement=receipt.settlement,
             counters=receipt.counters,
             served_model=None if attempt is None else attempt.served_model,
             provider_request_id=None if attempt is None else attempt.provider_request_id,

@@ -68,7 +68,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage = NOTHING
     #: Of all its attempts together.
     cost: Cost
-    #: "settled", or "pending" where the store has not acknowledged yet: then `counters` is None.
+    #: "settled"; "pending" where the store has not acknowledged yet and it will be settled, whatever happens here;
+    #: "unknown" where that is not certain. Without "settled" `counters` is None.
     settlement: str
     counters: Counters | None = None
     warnings: tuple[str, ...] = ()

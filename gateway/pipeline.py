@@ -3,31 +3,35 @@ THE LINE. Every request of every transport goes through here: route -> admit -> 
 
 Read `Pipeline.stream` first. Everything that may be retried happens before its `yield`, everything the caller has seen
 happens after: the commit point is that place in the text. As a plain generator the same line would keep the lease of
-a caller that stops early; as a context manager it cannot.
+a caller that stops early; as a context manager it cannot. A lease outlives its caller only in `gateway.attempt`, where
+a task that `drain` waits for reads the answer on.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
-from adapters.contract import Adapter, Batch
+from adapters.contract import Adapter
 from adapters.errors import Broken, ProviderError, RequestNotExpressible
 from admission.controller import Controller
 from admission.lease import Demand, Lease, Refusal, RefusalReason, new_id
 from gateway.answer import SILENT, Ended, Item, Observer
-from gateway.attempt import Attempt, Attempts, intent
+from gateway.attempt import Attempt, Attempts, Late, Receipt, intent
 from gateway.billing import Billing
 from gateway.call import Call, Completion
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
 from gateway.router import Plan, Route, Router, RoutingSettings
+from gateway.settling import Settling
 
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
 Dispatch: TypeAlias = Callable[[Attempt], Awaitable[T]]
+
+_UNSETTLED: Final = Receipt(acknowledged=False)
 
 
 class Pipeline:
@@ -42,15 +46,21 @@ class Pipeline:
         billing: Billing,
         usable: Callable[[Call], bool],
         settings: RoutingSettings,
+        settling: Settling | None = None,
     ) -> None:
-        """`usable` says, right before dispatch, whether the caller's key still is."""
+        """`usable` says, right before dispatch, whether the caller's key still is. No `settling`: no journal."""
         self._router = router
         self._controller = controller
         self._adapter = adapter
         self._billing = billing
         self._usable = usable
         self._settings = settings
-        self._attempts = Attempts(controller, billing, settings.settlement_patience_s)
+        self._settling = settling or Settling(controller, settings.settlement_patience_s)
+        self._attempts = Attempts(self._settling, billing)
+
+    async def drain(self, until: float) -> None:
+        """After the last call: answers that are read on for callers who left get to that time of the event loop."""
+        await self._attempts.close(until)
 
     # ---------------------------------------------------------------- the two faces
 
@@ -58,15 +68,15 @@ class Pipeline:
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
-            attempt, (first, rest) = await self._serve(run, observer, stack, self._first_content)
-            items = self._items(run, attempt, first, rest)
+            attempt, first = await self._serve(run, observer, stack, self._first_content, streamed=True)
+            items = self._items(run, attempt, first)
             stack.push_async_callback(items.aclose)
             yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, observer, stack, self._whole_answer)
+            attempt, response = await self._serve(run, observer, stack, self._whole_answer, streamed=False)
             await observer.completed(response, attempt.number)
             receipt = await self._attempts.settle(attempt, run.reports)
             return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
@@ -74,7 +84,7 @@ class Pipeline:
     # ---------------------------------------------------------------- before the commit point
 
     async def _serve(
-        self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T]
+        self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T], *, streamed: bool
     ) -> tuple[Attempt, T]:
         """The first route that gets to content. What it holds open goes onto `stack`."""
         plan = self._router.plan(run.call)
@@ -90,14 +100,17 @@ class Pipeline:
                 run.queued_s += lease.queued_s
                 async with AsyncExitStack() as trial:
                     attempt = await trial.enter_async_context(
-                        self._attempts.opened(run.call, route, lease, run.number, run.reports)
+                        self._attempts.opened(run.call, route, lease, run.number, run.reports, streamed=streamed)
                     )
                     await observer.dispatching(attempt.number)
                     self._recheck(run, lease)
                     observer.started(route.report, attempt.number)
-                    attempt.dispatched = True
                     try:
-                        begun = await dispatch(attempt)
+                        begun = await attempt.begin(dispatch)
+                    except Late:
+                        attempt.late = True
+                        await self._attempts.leave(attempt, run.reports)
+                        raise run.late(_UNSETTLED) from None
                     except (ProviderError, RequestNotExpressible) as error:
                         attempt.error = error
                     else:
@@ -117,6 +130,7 @@ class Pipeline:
         if not last and call.options.spill_after_s is not None:
             patience = min(patience, call.options.spill_after_s)
         while True:
+            self._journal_holds(run)
             run.number += 1
             answer = await self._controller.admit(
                 Demand(
@@ -127,7 +141,7 @@ class Pipeline:
                     key_id=call.caller.key_id,
                     debit_id=run.debit_id,
                     attempt=run.number,
-                    execution_limit_s=provider.execution_limit_s,
+                    execution_limit_s=provider.limit_s(route.model, call.chat.max_output_tokens),
                     isolation_s=provider.isolation_s,
                     queue_timeout_s=patience,
                     caller_deadline_s=run.remaining_s(),
@@ -151,6 +165,7 @@ class Pipeline:
         remaining = run.remaining_s()
         if remaining is not None and remaining <= 0:
             raise run.late()
+        self._journal_holds(run)
         if not self._controller.valid(lease):
             raise AdmissionRefused(
                 "the control store has not confirmed lately that this process may dispatch: nothing was sent",
@@ -159,12 +174,22 @@ class Pipeline:
                 outcome=run.outcome("failed"),
             )
 
-    async def _first_content(self, attempt: Attempt) -> tuple[list[Delta], AsyncIterator[Batch]]:
-        batches = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
-        async for batch in batches:
+    def _journal_holds(self, run: Run) -> None:
+        """What cannot be kept must not be spent."""
+        if (fault := self._settling.fault) is not None:
+            raise AdmissionRefused(
+                f"the journal of this process cannot be written ({fault}): nothing was sent",
+                code=Code.CONTROL_STORE_UNAVAILABLE,
+                retry_after_s=1.0,
+                outcome=run.outcome("failed"),
+            )
+
+    async def _first_content(self, attempt: Attempt) -> list[Delta]:
+        attempt.rest = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
+        async for batch in attempt.rest:
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
-                return deltas, batches
+                return deltas
         raise Broken("the stream ended without a terminal", code="no_terminal")
 
     async def _whole_answer(self, attempt: Attempt) -> ChatResponse:
@@ -174,16 +199,18 @@ class Pipeline:
 
     # ---------------------------------------------------------------- after the commit point
 
-    async def _items(
-        self, run: Run, attempt: Attempt, first: list[Delta], rest: AsyncIterator[Batch]
-    ) -> AsyncGenerator[Item]:
+    async def _items(self, run: Run, attempt: Attempt, first: list[Delta]) -> AsyncGenerator[Item]:
         if first:
             yield first
         try:
             while attempt.finished is None:
-                deltas = attempt.observe(await anext(rest))
+                deltas = attempt.observe(await attempt.next_batch())
                 if deltas:
                     yield deltas
+        except Late:
+            attempt.late = True
+            await self._attempts.leave(attempt, run.reports)
+            raise run.broken(attempt, _UNSETTLED) from None
         except ProviderError as error:
             attempt.error = error
             receipt = await self._attempts.settle(attempt, run.reports)

@@ -16,6 +16,7 @@ from gateway import database
 from gateway.config import Settings
 from gateway.keys import Keys
 from gateway.rest import operators
+from gateway.settling import Settling
 from metering.ledger import Ledger
 
 #: Seconds without an answer after which the store counts as away.
@@ -25,17 +26,30 @@ SILENCE_S: Final = 8.0
 class Reading:
     """What the REST endpoints read of the rest of the gateway."""
 
-    def __init__(self, settings: Settings, controller: Controller, store: Store, ledger: Ledger, keys: Keys) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        controller: Controller,
+        store: Store,
+        ledger: Ledger,
+        keys: Keys,
+        settling: Settling,
+    ) -> None:
         self._settings = settings
         self._keys = keys
         self._controller = controller
         self._store = store
         self._ledger = ledger
+        self._settling = settling
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         # Admission's heartbeat is slow and trusts for long; the keys ask every second.
         available = self._controller.available and self._keys.silent_s < SILENCE_S
-        return available, {"control_store": "ok" if available else "unavailable"}
+        kept = self._settling.fault is None
+        return available and kept, {
+            "control_store": "ok" if available else "unavailable",
+            "journal": "ok" if kept else "unavailable",
+        }
 
     def models(self) -> Sequence[operators.ModelEntry]:
         providers = self._settings.providers

@@ -7,6 +7,8 @@ capacity) is admission's to answer, at the moment it is asked.
 
 from __future__ import annotations
 
+import enum
+import fnmatch
 import hashlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -19,6 +21,24 @@ from adapters.contract import Endpoint
 from gateway.call import Call, Resend
 from gateway.errors import Code, InvalidRequest, ModelNotFound, NoRoute
 from gateway.outcome import RouteReport
+
+
+class OnCancel(enum.StrEnum):
+    """What becomes of a call that was sent when its caller takes it back."""
+
+    #: The connection is closed at once.
+    CLOSE = "close"
+    #: The answer is read on for a while, and not kept: its end is then known, and what it cost.
+    DRAIN = "drain"
+
+
+class Confirms(enum.StrEnum):
+    """Which calls are known to end when their connection is closed."""
+
+    ALL = "all"
+    #: A plain call goes on to its end.
+    STREAMS = "streams"
+    NONE = "none"
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +66,55 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     resend_uncertain: Resend | None
     #: What the upstream makes of a request without an output limit, where that is known; bounds an unknown cost.
     max_output_tokens: int | None
+    #: Of which calls `cancel_confirms_after_s` speaks.
+    cancel_confirms: Confirms = Confirms.ALL
+    #: None: close where that is known to end the call, else drain.
+    on_cancel: OnCancel | None = None
+    drain_s: float = 15.0
+    #: Patterns of upstream models that think before they answer.
+    reasoning_models: tuple[str, ...] = ()
+    reasoning_execution_limit_s: float = 600.0
+    #: What a call may take apart from its output, and how fast at least that has to come.
+    execution_base_s: float = 30.0
+    slowest_tokens_per_s: float = 10.0
 
     @property
     def ready(self) -> bool:
         return not self.missing
+
+    def reasons(self, model: str) -> bool:
+        """The upstream model is one that thinks before it answers."""
+        return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.reasoning_models)
+
+    def limit_s(self, model: str, max_output_tokens: int | None) -> float:
+        """
+        From the dispatch of a call to its hard deadline.
+
+        What a request asks for bounds how long its answer can take, and so how long a slot stays occupied should its
+        end never be known. How much a model thinks is not bounded so: a reasoning model has its own limit.
+        """
+        if self.reasons(model):
+            return self.reasoning_execution_limit_s
+        tokens = self.max_output_tokens if max_output_tokens is None else max_output_tokens
+        if tokens is None:
+            return self.execution_limit_s
+        # The first content alone may take as long as its clock says.
+        first_byte_s = 0.0 if self.endpoint is None else self.endpoint.clocks.first_byte_s
+        return min(
+            self.execution_limit_s, max(self.execution_base_s, first_byte_s) + tokens / self.slowest_tokens_per_s
+        )
+
+    def confirms_after_s(self, *, streamed: bool) -> float | None:
+        """How long after its connection was closed a call has ended; None where that is not known."""
+        known = self.cancel_confirms is Confirms.ALL or (self.cancel_confirms is Confirms.STREAMS and streamed)
+        return self.cancel_confirms_after_s if known else None
+
+    def drains_for_s(self, *, streamed: bool) -> float:
+        """How long a call is read on after its caller took it back; 0 closes it at once."""
+        wish = self.on_cancel
+        if wish is None:
+            wish = OnCancel.DRAIN if self.confirms_after_s(streamed=streamed) is None else OnCancel.CLOSE
+        return self.drain_s if wish is OnCancel.DRAIN else 0.0
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.resources
 import uuid
+from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any
 
@@ -104,6 +105,8 @@ _SUMS = importlib.resources.files("metering").joinpath("sql", "usage.sql").read_
 
 _ATTEMPTS = importlib.resources.files("metering").joinpath("sql", "attempts_of.sql").read_text()
 
+_STATES = importlib.resources.files("metering").joinpath("sql", "states.sql").read_text()
+
 
 class Ledger:
     """Reads what was written. Raises asyncpg's errors."""
@@ -144,3 +147,7 @@ class Ledger:
         """The attempts of a debit that were granted, in order."""
         rows = await self._pool.fetch(_ATTEMPTS, key_id, debit_id)
         return [LedgerAttempt(**{**row, "facts": msgspec.json.decode(row["facts"])}) for row in map(dict, rows)]
+
+    async def states(self, tickets: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
+        """How these attempts stand: "open", "charged", "zero" or "unknown". One that is not known is left out."""
+        return {row["ticket_id"]: row["state"] for row in await self._pool.fetch(_STATES, list(tickets))}

@@ -61,8 +61,8 @@ async def audit(url: str, ledger: dict) -> None:
             counted = await connection.fetchrow(
                 "select sum(charged_usd) as usd, sum(attempts) as attempts from control.counter where kind = 'total'"
             )
-            attempts = await connection.fetchval("select count(*) from control.attempt where state <> 'open'")
-            open_attempts = await connection.fetchval("select count(*) from control.attempt where state = 'open'")
+            attempts = await connection.fetchval("select count(*) from control.attempt")
+            open_attempts = await connection.fetchval("select count(*) from control.ticket where state <> 'queued'")
         assert sums is not None
         assert counted is not None
         assert counted["usd"] == sums["usd"]
@@ -189,7 +189,7 @@ async def test_a_stream_whose_provider_dies_ends_with_an_explicit_failure(databa
 
 async def test_a_stream_its_client_cancels_leaves_a_slot_that_is_freed_at_its_time(database_url, simulator, tmp_path):
     await simulator.set_faults(pace=0.05, chunks=400)
-    text = toml(simulator.url, provider="execution_limit_s = 2\nisolation_s = 1")
+    text = toml(simulator.url, provider='execution_limit_s = 2\nisolation_s = 1\non_cancel = "close"')
     async with gateway_process(tmp_path, text, TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
         began = time.monotonic()
         async with gateway.stub() as stub:

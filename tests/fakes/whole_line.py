@@ -28,6 +28,11 @@ from metering.library_prices import Library
 from metering.prices import PriceBook
 
 KEY = uuid.UUID(int=7)
+#: The attempts that have no end yet.
+OPEN = (
+    "select from control.ticket t where t.state in ('active', 'quarantined')"
+    " and not exists (select from control.attempt a where a.ticket_id = t.ticket_id)"
+)
 CALLER = Caller(key_id=KEY, name="test", scopes=frozenset(Scope))
 
 
@@ -77,7 +82,7 @@ class WholeLine:
     async def settled(self) -> None:
         """Until no attempt is open."""
         async with asyncio.timeout(5):
-            while await self.rows("select from control.attempt where state = 'open'"):  # noqa: ASYNC110
+            while await self.rows(OPEN):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
     async def audit(self) -> None:
@@ -119,7 +124,10 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
                 usable=lambda _: not line.revoked,
                 settings=settings.routing,
             )
-            yield line
+            try:
+                yield line
+            finally:
+                await line.pipeline.drain(asyncio.get_running_loop().time())
     finally:
         await store.close()
 

@@ -67,7 +67,9 @@ async def two_providers(database_url, tmp_path, *, more: str = "", of_first: str
 @pytest.fixture
 async def world(database_url, tmp_path):
     async with two_providers(
-        database_url, tmp_path, of_first="first_byte_s = 0.3\ngap_s = 0.3\nexecution_limit_s = 2\nisolation_s = 0.5"
+        database_url,
+        tmp_path,
+        of_first='first_byte_s = 0.3\ngap_s = 0.3\nexecution_limit_s = 2\nisolation_s = 0.5\non_cancel = "close"',
     ) as made:
         yield made
 

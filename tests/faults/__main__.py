@@ -1,0 +1,151 @@
+"""
+All fault scenarios, several rounds each: `python -m tests.faults [--seed N] [--rounds N] [--only NAME]`.
+
+Prints a table and exits with 1 where something did not hold, or where a fault that a scenario is about never happened.
+A round's seed is the first seed plus its number; it fixes what is done, not how real processes interleave, so a
+failure may need a few rounds of its seed to come again. The clock scenarios need libfaketime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import math
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.audit import Kind
+from tests.faults.scenarios import SCENARIOS, Scenario, run
+from tests.faults.server import FaketimeMissing, faketime_library
+from tests.faults.world import Report, Violated
+
+console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+
+
+@dataclasses.dataclass
+class Row:
+    """What the rounds of one scenario came to."""
+
+    chosen: Scenario
+    reports: list[Report] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+
+    def count(self, kind: Kind) -> int:
+        return sum(violation.kind is kind for report in self.reports for violation in report.violations)
+
+    @property
+    def faults(self) -> Counter[str]:
+        return sum((report.faults for report in self.reports), Counter())
+
+    @property
+    def missing(self) -> list[str]:
+        return [fault for fault in self.chosen.faults if not self.faults[fault]]
+
+
+def played(chosen: Scenario, seed: int, row: Row) -> None:
+    report = Report(scenario=chosen.name, seed=seed)
+    row.reports.append(report)
+    try:
+        asyncio.run(run(chosen, seed, report=report))
+    except Violated as violated:
+        row.failures.append(str(violated))
+        console.print(f"  [red]{violated}[/red]", markup=True, soft_wrap=True)
+    except (AssertionError, TimeoutError, OSError) as failed:
+        said = f"seed {seed}: {type(failed).__name__}: {failed}"
+        row.failures.append(said)
+        console.print(f"  [red]{said}[/red]", soft_wrap=True)
+
+
+def p99(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    return f"{sorted(values)[math.ceil(len(values) * 0.99) - 1]:.2f} s"
+
+
+def table(rows: Sequence[Row]) -> Table:
+    made = Table(box=box.SIMPLE, pad_edge=False)
+    made.add_column("scenario")
+    for name in (
+        "rounds", "kills", "requests", "dispatches", "attempts", "snapshots", "peak",
+        "over-adm.", "double", "lost", "other", "unknown", "serves p99", "rests p99",
+    ):  # fmt: skip
+        made.add_column(name, justify="right")
+    for row in rows:
+        reports = row.reports
+        named = (Kind.OVER_ADMISSION, Kind.DOUBLE, Kind.LOST)
+        others = sum(violation.kind not in named for report in reports for violation in report.violations)
+        made.add_row(
+            row.chosen.name,
+            f"{len(reports)}",
+            f"{sum(report.kills for report in reports)}",
+            f"{sum(report.requests for report in reports)}",
+            f"{sum(report.dispatches for report in reports)}",
+            f"{sum(report.attempts for report in reports)}",
+            f"{sum(report.snapshots for report in reports)}",
+            f"{max(report.peak for report in reports)}",
+            *(f"{row.count(kind)}" for kind in named),
+            f"{others}",
+            f"{sum(report.unknown for report in reports)}",
+            p99([value for report in reports for value in report.recoveries]),
+            p99([report.rested_s for report in reports if report.rested_s]),
+        )
+    return made
+
+
+def commit() -> str:
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--seed", type=int, default=None, help="the first round's seed (default: another each time)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=list(SCENARIOS))
+    parser.add_argument("--verbose", action="store_true", help="show what the parts in this process log")
+    given = parser.parse_args()
+    if not given.verbose:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    chosen = [SCENARIOS[name] for name in given.only or SCENARIOS]
+    if any(one.clock for one in chosen):
+        try:
+            faketime_library()
+        except FaketimeMissing as missing:
+            console.print(f"[red]{missing}[/red]")
+            return 2
+    seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
+    console.print(f"seed {seed}, commit {commit()}, {os.cpu_count()} cores, {given.rounds} rounds each")
+    rows = [Row(one) for one in chosen]
+    began = time.monotonic()
+    for row in rows:
+        for number in range(given.rounds):
+            console.print(
+                f"{time.monotonic() - began:6.0f} s  {row.chosen.name}, round {number + 1}, seed {seed + number}"
+            )
+            played(row.chosen, seed + number, row)
+    console.print(table(rows))
+    faults = sum((row.faults for row in rows), Counter())
+    console.print("faults: " + ", ".join(f"{name} {count}" for name, count in sorted(faults.items())))
+    answers = sum((report.answers for row in rows for report in row.reports), Counter())
+    console.print("answers: " + ", ".join(f"{name} {count}" for name, count in answers.most_common()))
+    for row in rows:
+        for failure in row.failures:
+            console.print(f"[red]{row.chosen.name}: {failure}[/red]", soft_wrap=True)
+        if row.missing:
+            console.print(f"[red]{row.chosen.name}: these faults never happened: {', '.join(row.missing)}[/red]")
+    return 1 if any(row.failures or row.missing for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

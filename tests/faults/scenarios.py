@@ -1,0 +1,450 @@
+"""
+What goes wrong, one function each. A scenario does its worst to a `World` under load and returns when it is over.
+
+The order of what it does comes from the seed. `Scenario.seconds` is how long the load runs; the tests of `make test`
+run a sample of them, `python -m tests.faults` all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import asyncpg
+
+from tests.fakes.postgres_proxy import Action, Rule
+from tests.faults.audit import Kind, Violation
+from tests.faults.server import Clock, Server, promoted
+from tests.faults.world import (
+    CALL_S,
+    EXECUTION_S,
+    ISOLATION_S,
+    LEASE_S,
+    LIMIT,
+    QUEUE_S,
+    RETRY_S,
+    STATEMENT_S,
+    Gateway,
+    Report,
+    Violated,
+    World,
+    asked,
+    replay,
+    world,
+)
+
+GATEWAY_KILLED: Final = "gateway killed (kill -9)"
+GATEWAY_STOPPED: Final = "gateway stopped past its lease, continued"
+POSTGRES_KILLED: Final = "PostgreSQL killed with its backends"
+POSTMASTER_KILLED: Final = "postmaster killed"
+POSTGRES_IMMEDIATE: Final = "PostgreSQL stopped immediately"
+LISTENER_KILLED: Final = "LISTEN connection killed"
+SLOTS_TAKEN: Final = "connection slots exhausted"
+HOST_SKEWED: Final = "gateway's clock an hour off"
+CLOCK_FORWARD: Final = "database clock +1 h"
+CLOCK_BACK: Final = "database clock -2 h"
+HOLDER_STOPPED: Final = "holder of the group lock stopped"
+BACKEND_STOPPED: Final = "backend with the group lock stopped"
+STORE_CUT_OFF: Final = "store cut off while answers were on their way"
+ROLLED_BACK: Final = "database replaced by a lagging copy on a new timeline"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+    name: str
+    play: Callable[[World], Awaitable[None]]
+    #: The faults that must have happened, in a round.
+    faults: tuple[str, ...]
+    gateways: int = 2
+    #: In `make test`, too.
+    sample: bool = False
+    #: The clocks that are not the machine's: "database", or "gateway" for the first of them. Needs libfaketime.
+    clock: str | None = None
+    #: It replaces its server, so it needs one of its own.
+    own_server: bool = False
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(
+    *faults: str, gateways: int = 2, sample: bool = False, clock: str | None = None, own_server: bool = False
+) -> Callable[[Callable[[World], Awaitable[None]]], Callable[[World], Awaitable[None]]]:
+    def register(play: Callable[[World], Awaitable[None]]) -> Callable[[World], Awaitable[None]]:
+        name = play.__name__
+        SCENARIOS[name] = Scenario(
+            name=name,
+            play=play,
+            faults=faults,
+            gateways=gateways,
+            sample=sample,
+            clock=clock,
+            own_server=own_server or clock == "database",
+        )
+        return play
+
+    return register
+
+
+async def run(chosen: Scenario, seed: int, server: Server | None = None, *, report: Report | None = None) -> Report:
+    """One round, judged. `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`."""
+    report = report or Report(scenario=chosen.name, seed=seed)
+    began = time.monotonic()
+    try:
+        async with AsyncExitStack() as stack:
+            clock: Clock | None = None
+            if chosen.clock is not None:
+                clock = Clock(Path(stack.enter_context(TemporaryDirectory(prefix="tollbridge-clock-"))))
+            made = await stack.enter_async_context(
+                world(
+                    report,
+                    gateways=chosen.gateways,
+                    server=None if chosen.own_server else server,
+                    clock=clock,
+                    server_environ=clock.environ if clock is not None and chosen.clock == "database" else None,
+                    gateway_environ=[clock.environ] if clock is not None and chosen.clock == "gateway" else (),
+                )
+            )
+            await chosen.play(made)
+            await made.ends_well()
+            missing = [fault for fault in chosen.faults if not report.faults[fault]]
+            assert not missing, f"these faults never happened, so the run shows nothing of them: {missing}"
+    except BaseException as error:
+        if not isinstance(error, Violated):
+            error.add_note(replay(report))
+        raise
+    finally:
+        report.took_s = time.monotonic() - began
+    return report
+
+
+# ------------------------------------------------------------------ the way to the database
+
+
+@scenario(
+    Action.DROP_BEFORE, Action.DROP_AFTER, Action.RESET, Action.DELAY_BEFORE, Action.DELAY_AFTER, Action.SLICE,
+    sample=True,
+)  # fmt: skip
+async def commits_are_lost(world: World) -> None:
+    """Any commit may be lost on its way, or its answer, or come late; nobody knows which."""
+    for gateway in world.gateways:
+        gateway.proxy.rules = [
+            Rule(action=Action.DROP_BEFORE, probability=0.04),
+            Rule(action=Action.DROP_AFTER, probability=0.04),
+            Rule(action=Action.RESET, probability=0.02),
+            Rule(action=Action.DELAY_BEFORE, probability=0.03, delay_s=0.15),
+            Rule(action=Action.DELAY_AFTER, probability=0.03, delay_s=0.15),
+            Rule(action=Action.DELAY_AFTER, probability=0.01, delay_s=STATEMENT_S + 0.3),
+            Rule(action=Action.SLICE, probability=0.03),
+        ]
+    async with world.load():
+        await asyncio.sleep(4)
+    world.faults_end()
+
+
+@scenario(Action.HALF_OPEN, "connection reset", "connection turned away")
+async def the_network_breaks(world: World) -> None:
+    """Connections go silent, are reset all at once, and new ones are turned away for a while."""
+    for gateway in world.gateways:
+        gateway.proxy.rules = [Rule(action=Action.HALF_OPEN, probability=0.01)]
+    async with world.load():
+        for _ in range(3):
+            await asyncio.sleep(world.chance.uniform(0.5, 1.0))
+            gateway = world.chance.choice(world.gateways)
+            gateway.proxy.refusing = True
+            gateway.proxy.cut()
+            # Sometimes shorter than an admission is tried again, sometimes longer than a lease.
+            await asyncio.sleep(world.chance.uniform(0.2, LEASE_S * 1.3))
+            gateway.proxy.refusing = False
+        for gateway in world.gateways:
+            gateway.proxy.rules = []
+            # What is half-open is found by whoever uses it; what nobody uses is not.
+            gateway.proxy.cut()
+        world.faults_end()
+
+
+# ------------------------------------------------------------------ gateways
+
+
+@scenario(GATEWAY_KILLED, gateways=3, sample=True)
+async def gateways_are_killed(world: World) -> None:
+    """kill -9 of one of three, again and again; it comes back in the directory it had."""
+    async with world.load():
+        for _ in range(2):
+            await asyncio.sleep(world.chance.uniform(0.7, 1.3))
+            gateway = world.chance.choice(world.gateways)
+            await gateway.kill()
+            world.report.kills += 1
+            world.struck(GATEWAY_KILLED)
+            # Before or after its lease has lapsed.
+            await asyncio.sleep(world.chance.uniform(0, LEASE_S))
+            await gateway.start()
+        world.faults_end()
+
+
+@scenario(GATEWAY_STOPPED, gateways=3, sample=True)
+async def gateways_are_stopped(world: World) -> None:
+    """SIGSTOP for longer than the lease, then SIGCONT: what it held is another's by then."""
+    async with world.load():
+        for _ in range(2):
+            await asyncio.sleep(world.chance.uniform(0.4, 0.8))
+            gateway = world.chance.choice(world.gateways)
+            gateway.suspend()
+            await asyncio.sleep(LEASE_S * world.chance.uniform(1.1, 1.8))
+            gateway.resume()
+            world.struck(GATEWAY_STOPPED)
+        world.faults_end()
+        await asyncio.sleep(0.5)
+
+
+@scenario(HOST_SKEWED, clock="gateway")
+async def a_host_clock_is_wrong(world: World) -> None:
+    """One gateway lives an hour ahead, then two hours behind that."""
+    clock = world.clock
+    assert clock is not None
+    async with world.load():
+        for seconds in (3600, -3600):
+            clock.step(seconds)
+            world.struck(HOST_SKEWED)
+            await asyncio.sleep(2)
+    world.faults_end()
+
+
+@scenario(STORE_CUT_OFF, GATEWAY_KILLED)
+async def answers_outlive_store_and_process(world: World) -> None:
+    """
+    The store goes while answers are on their way; they arrive, with their settlement pending; then the process dies.
+
+    A lost database loses no charge: what was answered is charged once the process is back.
+    """
+    await world.provider.set_faults(latency=0.4, pace=0.05, chunks=8, work_continues=0.3)
+    gateway = world.gateways[0]
+    calls = [
+        asyncio.create_task(asked(world, gateway, f"s{world.seed}-cut-{number}", stream=number % 2 == 0))
+        for number in range(LIMIT)
+    ]
+    await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
+    gateway.proxy.refusing = True
+    gateway.proxy.cut()
+    world.struck(STORE_CUT_OFF)
+    heard = await asyncio.gather(*calls)
+    assert any(one.ended == "complete" for one in heard), f"no answer arrived without the store: {heard}"
+    await gateway.kill()
+    world.report.kills += 1
+    world.struck(GATEWAY_KILLED)
+    gateway.proxy.refusing = False
+    await gateway.start()
+    world.faults_end()
+
+
+# ------------------------------------------------------------------ PostgreSQL
+
+
+@scenario(POSTGRES_KILLED, POSTMASTER_KILLED, sample=True)
+async def postgres_is_killed(world: World) -> None:
+    """SIGKILL under load: once all of it, once the postmaster alone, whose backends end by themselves."""
+    async with world.load():
+        kinds = [True, False]
+        world.chance.shuffle(kinds)
+        for backends in kinds:
+            await asyncio.sleep(world.chance.uniform(0.8, 1.5))
+            await asyncio.to_thread(world.server.kill, backends=backends)
+            world.struck(POSTGRES_KILLED if backends else POSTMASTER_KILLED)
+            world.report.kills += 1
+            await asyncio.sleep(world.chance.uniform(0, 0.5))
+            await asyncio.to_thread(world.server.start)
+        world.faults_end()
+
+
+@scenario(POSTGRES_IMMEDIATE)
+async def postgres_is_restarted(world: World) -> None:
+    """An immediate restart, which is a crash and a recovery; once longer away than a lease lasts."""
+    async with world.load():
+        for away_s in (0.0, LEASE_S * 1.3):
+            await asyncio.sleep(world.chance.uniform(0.8, 1.5))
+            await asyncio.to_thread(world.server.immediate)
+            world.struck(POSTGRES_IMMEDIATE)
+            await asyncio.sleep(away_s)
+            await asyncio.to_thread(world.server.start)
+        world.faults_end()
+
+
+@scenario(LISTENER_KILLED, sample=True)
+async def listeners_are_killed(world: World) -> None:
+    """What waits for a hint goes on without it, within a rescan."""
+    async with world.load(clients=14):
+        for _ in range(8):
+            await asyncio.sleep(world.chance.uniform(0.2, 0.4))
+            killed = await world.rows(
+                "select pg_terminate_backend(pid) as done from pg_stat_activity"
+                " where application_name like 'tollbridge%' and query ilike 'listen%' and datname = $1",
+                world.database,
+            )
+            world.struck(LISTENER_KILLED, sum(row["done"] for row in killed))
+    world.faults_end()
+
+
+@scenario(SLOTS_TAKEN)
+async def connection_slots_run_out(world: World) -> None:
+    """Every slot of the server is taken by somebody else, and what the gateways had is cut."""
+    held: list[asyncpg.Connection] = []
+    try:
+        async with world.load():
+            await asyncio.sleep(1)
+            for gateway in world.gateways:
+                gateway.proxy.cut()
+            deadline = time.monotonic() + LEASE_S * 1.3
+            while time.monotonic() < deadline:
+                try:
+                    held.append(await asyncpg.connect(world.url, timeout=5))
+                except asyncpg.TooManyConnectionsError:
+                    world.struck(SLOTS_TAKEN)
+                    for gateway in world.gateways:
+                        gateway.proxy.cut()
+                    await asyncio.sleep(0.1)
+            for connection in held:
+                connection.terminate()
+            held.clear()
+            world.faults_end()
+            await asyncio.sleep(1)
+    finally:
+        for connection in held:
+            connection.terminate()
+
+
+@scenario(CLOCK_FORWARD, clock="database")
+async def the_database_clock_jumps_forward(world: World) -> None:
+    """An hour at once: every lease lapses, and each slot has its full window in quarantine before it is free."""
+    await _clock_is_stepped(world, 3600, CLOCK_FORWARD)
+
+
+@scenario(CLOCK_BACK, clock="database")
+async def the_database_clock_jumps_back(world: World) -> None:
+    """Two hours at once: nothing revives, lives longer or stands still."""
+    await _clock_is_stepped(world, -7200, CLOCK_BACK)
+
+
+async def _clock_is_stepped(world: World, seconds: int, fault: str) -> None:
+    clock = world.clock
+    assert clock is not None
+    # Answers that take as long as they may, and work that goes on when the caller leaves: a slot that comes free too
+    # early is seen by the provider.
+    await world.provider.set_faults(latency=0.3, jitter=0.5, pace=0.15, chunks=8, work_continues=ISOLATION_S * 0.7)
+    async with world.load():
+        await asyncio.sleep(1.5)
+        before = await world.rows("select clock_timestamp() as now")
+        clock.step(seconds)
+        after = await world.rows("select clock_timestamp() as now")
+        moved = (after[0]["now"] - before[0]["now"]).total_seconds()
+        assert abs(moved - seconds) < 60, f"the server's clock moved by {moved} s"
+        world.struck(fault)
+        await asyncio.sleep(4)
+    world.faults_end()
+
+
+@scenario(HOLDER_STOPPED, Action.STALL, sample=True)
+async def a_lock_holder_is_stopped(world: World) -> None:
+    """A gateway is stopped in the middle of an admission, which holds the group's lock: the other goes on."""
+    first, second = world.gateways
+    await _served(world, second)
+    first.proxy.rules = [Rule(action=Action.STALL, statement="acquire", times=1)]
+    calls = [asyncio.create_task(asked(world, first, f"s{world.seed}-holder-{n}", stream=False)) for n in range(2)]
+    async with asyncio.timeout(5):
+        while not first.proxy.stalled:  # noqa: ASYNC110  it is told by nobody
+            await asyncio.sleep(0.005)
+    first.suspend()
+    world.struck(HOLDER_STOPPED)
+    began = time.monotonic()
+    async with world.load(clients=6):
+        await _served(world, second)
+        took = time.monotonic() - began
+        # The server ends a transaction that takes longer than a statement may; then the next one has the lock.
+        if took > 2 * STATEMENT_S + 0.5:
+            world.report.violations.append(
+                Violation(Kind.SLOW, f"a stopped holder of the lock kept the group for {took:.1f} s")
+            )
+        await asyncio.sleep(max(0.0, LEASE_S * 1.2 - took))
+        first.resume()
+        first.proxy.release()
+        world.faults_end()
+        await asyncio.sleep(0.5)
+    await asyncio.gather(*calls)
+
+
+@scenario(BACKEND_STOPPED)
+async def a_backend_is_stopped(world: World) -> None:
+    """
+    The server's own process that holds the group's lock is stopped: nothing can take the lock from it.
+
+    Callers are refused in bounded time, and all goes on when it does.
+    """
+    holder = await asyncpg.connect(world.url)
+    pid: int = holder.get_server_pid()
+    try:
+        async with world.load():
+            await asyncio.sleep(0.8)
+            transaction = holder.transaction()
+            await transaction.start()
+            await holder.execute("select from control.capacity_group for update")
+            os.kill(pid, signal.SIGSTOP)
+            world.struck(BACKEND_STOPPED)
+            began = len(world.heard)
+            await asyncio.sleep(LEASE_S * 1.5)
+            os.kill(pid, signal.SIGCONT)
+            await transaction.rollback()
+            world.faults_end()
+            refused = [one for one in world.heard[began:] if one.ended == "control_store_unavailable"]
+            assert refused, "nobody was told that the store does not answer"
+            await asyncio.sleep(0.5)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+        holder.terminate()
+
+
+@scenario(ROLLED_BACK, own_server=True)
+async def the_database_is_replaced_by_a_lagging_copy(world: World) -> None:
+    """
+    A copy, cut off before, is promoted while answers are on their way that it has never heard of.
+
+    What it lost is lost. That it does not know who occupies must not let more in than the limit: admission stays closed
+    until every dispatch it may have forgotten is over.
+    """
+    copy = await asyncio.to_thread(world.server.copied, world.directory / "copy")
+    for gateway in world.gateways:
+        await _served(world, gateway)
+    await world.provider.set_faults(latency=1.5, pace=0.1, chunks=8, work_continues=0.5)
+    async with world.load():
+        await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
+        await asyncio.to_thread(world.server.kill)
+        world.report.kills += 1
+        world.struck(ROLLED_BACK)
+        old, world.server = world.server, await asyncio.to_thread(promoted, copy)
+        for gateway in world.gateways:
+            gateway.proxy.retarget(world.server.url())
+            gateway.proxy.cut()
+        world.faults_end()
+        timeline = await world.rows("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as timeline")
+        assert timeline[0]["timeline"] == "00000002"
+        await asyncio.sleep(EXECUTION_S + ISOLATION_S)
+        world.lost_before = time.monotonic()
+    del old
+
+
+async def _served(world: World, gateway: Gateway) -> None:
+    """Until it answers one request."""
+    async with asyncio.timeout(QUEUE_S + CALL_S + RETRY_S):
+        while True:
+            heard = await asked(world, gateway, f"s{world.seed}-served-{time.monotonic_ns()}", stream=False)
+            if heard.ended == "complete":
+                return
+            await asyncio.sleep(0.02)

@@ -1,0 +1,532 @@
+"""
+One run: real gateways, each behind a proxy of its own, one real PostgreSQL, one simulated provider, and load.
+
+A scenario does its worst to a `World` while `load` runs; `World.ends_well` then waits for what must come to rest,
+asks the auditor, and raises `Violated` with the seed where something is not as it has to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import shutil
+import signal
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+
+from gateway.client import CallFailed, CompletionRequest, GatewayClient, Message, Outcome
+from tests.fakes.gateway_process import KEY, GatewayProcess
+from tests.fakes.postgres_proxy import Proxy, postgres_proxy
+from tests.fakes.simulated import SimulatedProvider, simulated_process
+from tests.faults.audit import PRICE_IN, PRICE_OUT, Audit, Heard, Kind, Violation, audit, snapshot
+from tests.faults.server import Clock, Server, fresh_database, postgres_server
+
+#: Everything is short, so that a run sees many leases, deadlines and quarantines pass.
+LIMIT: Final = 4
+LEASE_S, MARGIN_S = 2.4, 0.3
+EXECUTION_S, ISOLATION_S = 3.0, 1.2
+STATEMENT_S, RETRY_S, QUEUE_S = 1.2, 1.5, 4.0
+#: Two profiles of one endpoint, and so of one group: what the caller leaves is read to its end, or closed.
+MODELS: Final = ("sim-fast", "sim-small")
+#: How long the provider goes on with what its caller has left: less than the isolation.
+WORK_CONTINUES_S: Final = 0.5
+CALL_S: Final = 4.0
+#: After the last fault: for every gateway to serve again, and for nothing to be left.
+SERVES_WITHIN_S: Final = 10.0
+RESTS_WITHIN_S: Final = EXECUTION_S + ISOLATION_S + 4 * LEASE_S + 5
+#: After a job is handed in again and again, its 202 is there or it is not taken for accepted.
+_SUBMIT_S: Final = 4.0
+_LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+class Violated(AssertionError):
+    """Something that must hold does not. The message says what, and how to see it again."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Report:
+    """What happened in one run, for the table."""
+
+    scenario: str
+    seed: int
+    requests: int = 0
+    dispatches: int = 0
+    attempts: int = 0
+    unknown: int = 0
+    snapshots: int = 0
+    peak: int = 0
+    kills: int = 0
+    faults: Counter[str] = dataclasses.field(default_factory=Counter)
+    answers: Counter[str] = dataclasses.field(default_factory=Counter)
+    violations: list[Violation] = dataclasses.field(default_factory=list)
+    #: Seconds after the last fault until a gateway served again, one for each; and until nothing was left.
+    recoveries: list[float] = dataclasses.field(default_factory=list)
+    rested_s: float = 0.0
+    took_s: float = 0.0
+
+
+class Gateway:
+    """A gateway process, its proxy, and whoever talks to it."""
+
+    def __init__(self, name: str, process: GatewayProcess, proxy: Proxy, stack: AsyncExitStack) -> None:
+        self.name = name
+        self.process = process
+        self.proxy = proxy
+        self.stopped = False
+        self._stack = stack
+        self.client: GatewayClient | None = None
+        #: What it answered since it was started: a kill makes them answers of a dead process.
+        self.heard: list[Heard] = []
+
+    @property
+    def usable(self) -> bool:
+        return self.client is not None and self.process.running
+
+    async def start(self) -> None:
+        await self.process.start()
+        self.heard = []
+        self.client = await self._stack.enter_async_context(
+            GatewayClient(api_key=KEY, grpc=self.process.grpc_target, rest=self.process.rest_url)
+        )
+
+    async def kill(self) -> None:
+        """kill -9."""
+        self.client = None
+        for one in self.heard:
+            one.killed_after = True
+        await self.process.kill()
+
+    def suspend(self) -> None:
+        self.stopped = True
+        self.process.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send(signal.SIGCONT)
+        self.stopped = False
+
+
+class World:
+    """Made by `world`."""
+
+    def __init__(
+        self,
+        *,
+        report: Report,
+        directory: Path,
+        server: Server,
+        database: str,
+        provider: SimulatedProvider,
+        clock: Clock | None,
+    ) -> None:
+        seed = self.seed = report.seed
+        self.clock = clock
+        self.directory = directory
+        self.server = server
+        self.database = database
+        self.provider = provider
+        self.report = report
+        self.gateways: list[Gateway] = []
+        self.chance = random.Random(f"scenario {seed}")
+        self.heard: list[Heard] = []
+        #: Accepted jobs: their id and the debit they go by.
+        self.jobs: dict[str, str] = {}
+        #: Set where the database was put back to an earlier state: `time.monotonic` of that.
+        self.lost_before: float | None = None
+        self._most_occupied = 0
+        self._faults_ended: float | None = None
+
+    @property
+    def url(self) -> str:
+        """The database itself, past the proxies."""
+        return self.server.url(self.database)
+
+    def struck(self, fault: str, times: int = 1) -> None:
+        self.report.faults[fault] += times
+
+    async def rows(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        connection = await asyncpg.connect(self.url, timeout=10)
+        try:
+            return await connection.fetch(statement, *arguments)
+        finally:
+            await connection.close()
+
+    def faults_end(self) -> None:
+        """From here on everything has its time to recover."""
+        self._faults_ended = time.monotonic()
+        for gateway in self.gateways:
+            gateway.proxy.rules = []
+
+    # ---------------------------------------------------------------- load
+
+    @asynccontextmanager
+    async def load(self, clients: int = 10) -> AsyncIterator[Load]:
+        load = Load(self)
+        tasks = [asyncio.create_task(load.client(number)) for number in range(clients)]
+        watch = asyncio.create_task(self._watch())
+        try:
+            yield load
+            load.stopping = True
+            async with asyncio.timeout(2 * CALL_S + _SUBMIT_S):
+                await asyncio.gather(*tasks)
+        finally:
+            for task in (*tasks, watch):
+                task.cancel()
+            await asyncio.gather(*tasks, watch, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Counts who occupies, again and again, each time in one snapshot."""
+        while True:
+            with contextlib.suppress(*_LOST):
+                connection = await asyncpg.connect(self.url, timeout=2, command_timeout=2)
+                try:
+                    while True:
+                        occupied = await connection.fetchval(
+                            "select count(*) from control.ticket where state <> 'queued'"
+                        )
+                        self.report.snapshots += 1
+                        self._most_occupied = max(self._most_occupied, occupied)
+                        await asyncio.sleep(0.02)
+                finally:
+                    connection.terminate()
+            await asyncio.sleep(0.1)
+
+    # ---------------------------------------------------------------- the end
+
+    async def ends_well(self) -> Report:
+        """Waits for everything to come to rest, and judges. Raises `Violated`."""
+        if self._faults_ended is None:
+            self.faults_end()
+        assert self._faults_ended is not None
+        violations = [*self.report.violations, *await self._recovered()]
+        violations += await self._jobs_ended()
+        violations += await self._rested()
+        violations += self._faults_in_logs()
+        if self._most_occupied > LIMIT:
+            said = f"a snapshot of the database had {self._most_occupied} occupied slots, the limit is {LIMIT}"
+            violations.append(Violation(Kind.OVER_ADMISSION, said))
+        ledger = await self.provider.ledger()
+        found: Audit = audit(
+            await snapshot(self.url),
+            ledger=ledger,
+            dispatches=await self.provider.dispatches(),
+            heard=self.heard,
+            limit=LIMIT,
+            lost_before=self.lost_before,
+        )
+        found.violations[:0] = violations
+        report = self.report
+        report.requests = len(self.heard) + len(self.jobs)
+        report.answers = Counter(one.ended for one in self.heard)
+        report.dispatches, report.peak = ledger["dispatches"], ledger["peak_concurrency"]
+        report.attempts, report.unknown = found.attempts, found.unknown
+        report.violations = found.violations
+        for gateway in self.gateways:
+            report.faults += gateway.proxy.counts
+        if found.violations:
+            raise Violated(f"{found.told()}\n{replay(report)}")
+        return report
+
+    async def _recovered(self) -> list[Violation]:
+        """Every gateway answers again."""
+        violations: list[Violation] = []
+        assert self._faults_ended is not None
+        since = self._faults_ended
+
+        async def served(gateway: Gateway) -> None:
+            said = "nothing"
+            while time.monotonic() - since < SERVES_WITHIN_S:
+                heard = await asked(self, gateway, f"recovery-{uuid.uuid4().hex}", stream=False)
+                if heard.ended == "complete":
+                    self.report.recoveries.append(heard.at - since)
+                    return
+                said = heard.ended
+                await asyncio.sleep(0.05)
+            violations.append(
+                Violation(Kind.SLOW, f"gateway {gateway.name} did not serve again within {SERVES_WITHIN_S} s: {said}")
+            )
+
+        await asyncio.gather(*(served(gateway) for gateway in self.gateways if gateway.usable))
+        return violations
+
+    async def _jobs_ended(self) -> list[Violation]:
+        gateway = next(gateway for gateway in self.gateways if gateway.usable)
+        assert gateway.client is not None
+        violations: list[Violation] = []
+        until = time.monotonic() + RESTS_WITHIN_S
+        for job, marker in self.jobs.items():
+            try:
+                ended = await gateway.client.jobs.wait(job, timeout_s=max(until - time.monotonic(), 0.5))
+            except TimeoutError:
+                violations.append(Violation(Kind.JOB, f"{job} ({marker}) has not ended"))
+            except CallFailed as failed:
+                if self.lost_before is None:
+                    violations.append(Violation(Kind.JOB, f"{job} ({marker}) was accepted, and now: {failed}"))
+            else:
+                self.report.answers[f"job {ended['status']}"] += 1
+        return violations
+
+    async def _rested(self) -> list[Violation]:
+        """No ticket is left, no attempt open, the provider idle."""
+        assert self._faults_ended is not None
+        until = max(self._faults_ended, time.monotonic() - RESTS_WITHIN_S / 2) + RESTS_WITHIN_S
+        while True:
+            [left] = await self.rows(
+                "select (select count(*) from control.ticket) as tickets,"
+                " (select count(*) from control.attempt where state = 'open') as open"
+            )
+            if not left["tickets"] and not left["open"] and not (await self.provider.ledger())["active"]:
+                self.report.rested_s = time.monotonic() - self._faults_ended
+                return []
+            if time.monotonic() > until:
+                return [Violation(Kind.SLOW, f"after {RESTS_WITHIN_S} s there is left: {dict(left)}")]
+            await asyncio.sleep(0.05)
+
+    def _faults_in_logs(self) -> list[Violation]:
+        """What is no answer to any fault: a task that ended, an exception nobody caught."""
+        return [
+            Violation(Kind.FAULT, f"gateway {gateway.name}: {said[:600]}")
+            for gateway in self.gateways
+            for said in gateway.process.log.read_text().splitlines()
+            if any(sign in said for sign in ("gateway.task_failed", "Traceback", "never retrieved", "asyncio.error"))
+        ]
+
+
+def replay(report: Report) -> str:
+    faults = ", ".join(f"{name} {count}" for name, count in sorted(report.faults.items()))
+    return (
+        f"seed {report.seed}; again with: python -m tests.faults --only {report.scenario} --seed {report.seed}"
+        f" --rounds 1\n(faults: {faults}; answers: {dict(report.answers)})"
+    )
+
+
+class Load:
+    """Seeded callers: whole answers, streams and jobs, some of them taken back."""
+
+    def __init__(self, world: World) -> None:
+        self.stopping = False
+        self._world = world
+
+    async def client(self, number: int) -> None:
+        world = self._world
+        chance = random.Random(f"client {world.seed} {number}")
+        count = 0
+        while not self.stopping:
+            usable = [gateway for gateway in world.gateways if gateway.usable]
+            # A stopped one answers nobody: few ask it, so that the others have something to do.
+            awake = [gateway for gateway in usable if not gateway.stopped or chance.random() < 0.1]
+            if not awake:
+                await asyncio.sleep(0.05)
+                continue
+            gateway = chance.choice(awake)
+            count += 1
+            marker = f"s{world.seed}-c{number}-{count}"
+            model = chance.choice(MODELS)
+            kind = chance.choices(("complete", "stream", "job"), (45, 40, 15))[0]
+            leaves_after = chance.uniform(0, 0.5) if chance.random() < 0.25 else None
+            leaves_at = chance.randrange(6) if chance.random() < 0.3 else None
+            if kind == "job":
+                await self._job(gateway, marker, model, leaves_after)
+            else:
+                heard = await asked(
+                    world,
+                    gateway,
+                    marker,
+                    model=model,
+                    stream=kind == "stream",
+                    leaves_after_s=leaves_after,
+                    leaves_at=leaves_at,
+                )
+                if heard.ended != "complete":
+                    await asyncio.sleep(chance.uniform(0.01, 0.1))
+
+    async def _job(self, gateway: Gateway, marker: str, model: str, leaves_after: float | None) -> None:
+        assert gateway.client is not None
+        jobs = gateway.client.jobs
+        line = {
+            "custom_id": marker,
+            "url": "/v1/chat/completions",
+            "debit_id": marker,
+            "body": {
+                "model": model,
+                "max_tokens": 64,
+                "messages": [{"role": "user", "content": f"question {marker}"}],
+                "user": marker,
+            },
+        }
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SUBMIT_S):
+                while True:
+                    try:
+                        receipt = await jobs.submit([line], idempotency_key=marker)
+                    except (CallFailed, RuntimeError) as failed:
+                        # Whether it was taken is not known; the key makes it safe to ask again. A client that was
+                        # closed meanwhile says so with a RuntimeError.
+                        if isinstance(failed, RuntimeError) or not gateway.usable:
+                            return
+                        await asyncio.sleep(0.1)
+                        continue
+                    break
+                job = receipt["jobs"][0]["id"]
+                self._world.jobs[job] = marker
+                if leaves_after is not None:
+                    await asyncio.sleep(leaves_after)
+                    with contextlib.suppress(CallFailed):
+                        await jobs.cancel(job)
+
+
+async def asked(
+    world: World,
+    gateway: Gateway,
+    marker: str,
+    *,
+    stream: bool,
+    model: str = MODELS[0],
+    leaves_after_s: float | None = None,
+    leaves_at: int | None = None,
+) -> Heard:
+    """
+    One request, and what its caller heard of it.
+
+    The caller leaves after so many seconds, or a stream with its chunk number `leaves_at`.
+    """
+    client = gateway.client
+    assert client is not None
+    request = CompletionRequest(
+        model=model,
+        messages=[Message(role="user", text=f"question {marker}")],
+        max_output_tokens=64,
+        end_user=marker,
+        debit_id=marker,
+    )
+    heard = Heard(marker=marker, ended="cancelled")
+    try:
+        async with asyncio.timeout(leaves_after_s):
+            outcome: Outcome | None
+            if stream:
+                outcome = await _streamed(client, request, leaves_at)
+            else:
+                outcome = (await client.complete(request, timeout_s=CALL_S)).outcome
+        if outcome is not None:
+            heard.ended = "complete"
+            heard.settled = outcome.settlement == "settled"
+            heard.usd = Decimal(outcome.cost.usd) if outcome.cost.HasField("usd") else None
+    except TimeoutError:
+        pass
+    except CallFailed as failed:
+        heard.ended = failed.code
+    heard.at = time.monotonic()
+    world.heard.append(heard)
+    gateway.heard.append(heard)
+    return heard
+
+
+async def _streamed(client: GatewayClient, request: CompletionRequest, leaves_at: int | None) -> Outcome | None:
+    content = 0
+    async with client.stream(request, timeout_s=CALL_S) as chunks:
+        async for chunk in chunks:
+            if chunk.HasField("finished"):
+                outcome: Outcome = chunk.finished.outcome
+                return outcome
+            if leaves_at is not None and chunk.WhichOneof("chunk") in ("started", "delta"):
+                if content == leaves_at:
+                    return None
+                content += 1
+    raise AssertionError("a stream that ends without `finished` raises")
+
+
+def configuration(provider_url: str) -> str:
+    endpoint = "/".join(provider_url.split("/")[:3])
+    profiles = "".join(
+        f"""
+        [providers.{on_cancel}]
+        protocol = "chat_completions"
+        base_url = "{provider_url}"
+        first_byte_s = 2
+        gap_s = 2
+        execution_limit_s = {EXECUTION_S}
+        isolation_s = {ISOLATION_S}
+        queue_timeout_s = {QUEUE_S}
+        on_cancel = "{on_cancel}"
+        [models.{model}]
+        providers = ["{on_cancel}"]
+        price = {{ input = "{PRICE_IN}", output = "{PRICE_OUT}" }}
+        """
+        for model, on_cancel in zip(MODELS, ("drain", "close"), strict=True)
+    )
+    return f"""
+        [gateway]
+        drain_s = 5
+        {profiles}
+        [groups."{endpoint}"]
+        concurrency = {LIMIT}
+        queue = 100
+        first_cooldown_s = 0.5
+        longest_cooldown_s = 1.0
+        [routing]
+        settlement_patience_s = 1.0
+        [admission]
+        lease_s = {LEASE_S}
+        margin_s = {MARGIN_S}
+        unconfirmed_grant_s = 1.0
+        rescan_s = 0.3
+        statement_s = {STATEMENT_S}
+        retry_s = {RETRY_S}
+        [jobs]
+        concurrency = 8
+        upkeep_s = 0.5
+        retry_delay_s = 0.2
+        write_patience_s = 3.0
+    """
+
+
+@asynccontextmanager
+async def world(
+    report: Report,
+    *,
+    gateways: int = 2,
+    server: Server | None = None,
+    clock: Clock | None = None,
+    server_environ: Mapping[str, str] | None = None,
+    gateway_environ: Sequence[Mapping[str, str]] = (),
+) -> AsyncIterator[World]:
+    """`server`: one that runs, to be used and left running. `gateway_environ`: for the first, the second, ..."""
+    directory = Path(tempfile.mkdtemp(prefix="tollbridge-faults-"))
+    seed = report.seed
+    async with AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        if server is None:
+            server = await stack.enter_async_context(postgres_server(directory / "server", environ=server_environ))
+        provider = await stack.enter_async_context(simulated_process())
+        await provider.set_faults(latency=0.02, jitter=0.15, pace=0.01, chunks=8, work_continues=WORK_CONTINUES_S)
+        name = f"faults_{uuid.uuid4().hex[:12]}"
+        await fresh_database(server, name)
+        made = World(report=report, directory=directory, server=server, database=name, provider=provider, clock=clock)
+        config = directory / "tollbridge.toml"
+        config.write_text(configuration(provider.url))
+        for number in range(gateways):
+            proxy = await stack.enter_async_context(postgres_proxy(server.url(), seed=f"proxy {seed} {number}"))
+            environ = {"TOLLBRIDGE_DATABASE_URL": proxy.url(name)}
+            environ |= dict(gateway_environ[number]) if number < len(gateway_environ) else {}
+            process = GatewayProcess(directory / f"gateway-{number}", config, environ, ())
+            made.gateways.append(Gateway(f"{number}", process, proxy, stack))
+        stack.push_async_callback(_end, made.gateways)
+        await asyncio.gather(*(gateway.start() for gateway in made.gateways))
+        yield made
+
+
+async def _end(gateways: Sequence[Gateway]) -> None:
+    """All at once, the stopped ones too. What is to be known of them is known."""
+    for gateway in gateways:
+        gateway.resume()
+    await asyncio.gather(*(gateway.process.kill() for gateway in gateways if gateway.process.running))
