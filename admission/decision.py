@@ -1300,7 +1300,7 @@ def _overdue(w: _Work) -> Answers:
 
 def _is_due(w: _Work, ticket: Ticket) -> bool:
     if ticket.state == "queued":
-        return False
+        return ticket.queue_deadline + _OVERDUE < w.now
     ends = (ticket.grant_expires_at, ticket.hard_deadline, ticket.quarantined_until)
     return w.dead(ticket.owner) or any(end is not None and end <= w.now for end in ends)
 

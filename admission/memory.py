@@ -55,7 +55,7 @@ class MemoryDatabase:
         self._clock = now
         self._ahead = 0
         self._last = 0
-        self._listeners: dict[Callable[[str], None], contextvars.Context] = {}
+        self._listeners: dict[Callable[[str], None], tuple[contextvars.Context, asyncio.Event]] = {}
 
     def now(self) -> int:
         """The store's time in microseconds: a step back of the clock is made up for."""
@@ -84,12 +84,20 @@ class MemoryDatabase:
 
     def notify(self, owners: Sequence[uuid.UUID]) -> None:
         loop = asyncio.get_running_loop()
-        for hear, context in self._listeners.items():
+        for hear, (context, _) in self._listeners.items():
             for owner in owners:
                 loop.call_soon(hear, str(owner), context=context)
 
-    def listen(self, hear: Callable[[str], None]) -> None:
-        self._listeners[hear] = contextvars.copy_context()
+    def listen(self, hear: Callable[[str], None]) -> asyncio.Event:
+        lost = asyncio.Event()
+        self._listeners[hear] = (contextvars.copy_context(), lost)
+        return lost
+
+    def lose_listeners(self) -> None:
+        """Every connection that listens is cut."""
+        listeners, self._listeners = self._listeners, {}
+        for _, lost in listeners.values():
+            lost.set()
 
     def unlisten(self, hear: Callable[[str], None]) -> None:
         self._listeners.pop(hear, None)
@@ -211,8 +219,7 @@ class MemoryStore:
     @asynccontextmanager
     async def listen(self, hear: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
         await self._arrive("listen", self.database.fault("listen"), None)
-        lost = asyncio.Event()
-        self.database.listen(hear)
+        lost = self.database.listen(hear)
         try:
             yield lost
         finally:

@@ -121,6 +121,8 @@ class Store:
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         """Ends attempts. Judged: under the locks of their groups, so that outcomes move breakers and allowances."""
+        once = {s.lease.ticket_id: s for s in reversed(settlements)}
+        asked, settlements = settlements, list(reversed(once.values()))
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("settle"),
@@ -139,7 +141,12 @@ class Store:
                 _ms(self._settings.unavailable_s),
             )
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
-        return [found[s.lease.ticket_id] for s in settlements]
+        return [
+            found[s.lease.ticket_id]
+            if s is once[s.lease.ticket_id]
+            else msgspec.structs.replace(found[s.lease.ticket_id], applied=False, counters=None)
+            for s in asked
+        ]
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         """The probe of a half-open breaker has given valid content."""

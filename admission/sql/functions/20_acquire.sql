@@ -98,10 +98,59 @@ begin
            count(*) filter (where t.class = 1),
            count(*) filter (where t.state <> 'quarantined' and t.generation = g.generation),
            coalesce(bool_or(coalesce(t.quarantined_until, t.grant_expires_at, t.hard_deadline) <= v_now
-                            or (t.state <> 'quarantined' and t.owner_id <> all (v_fresh))), false)
-      into v_active, v_quarantined, v_batch, v_ramped, v_due
+                            or (t.state <> 'quarantined' and t.owner_id <> all (v_fresh))), false),
+           exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
+           exists (select from control.floor f where f.group_id = p_group and f.until > v_now),
+           exists (select from control.allowance a where a.group_id = p_group)
+      into v_active, v_quarantined, v_batch, v_ramped, v_due, v_waits, v_floors, v_limited
       from control.ticket t where t.group_id = p_group and t.state <> 'queued';
-    v_waits := exists (select from control.ticket t where t.group_id = p_group and t.state = 'queued');
+
+    -- ------------------------------------------------------------ the usual: nobody waits, all fit, nothing is special
+    if not (v_waits or v_due or v_floors or v_limited or v_closed) and g.breaker = 'closed' and g.ramp is null and n > 0
+       and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active
+       and 1 <> all (p_class) and p_owner = any (v_fresh) and p_endpoint <@ g.endpoints
+       and num_nonnulls(variadic p_fence) = 0 and coalesce(0 < all (array_remove(p_caller_ms, null)), true)
+       and (n = 1 or not exists (select from unnest(p_key, p_debit) as e (key_id, debit_id)
+                                  group by e.key_id, e.debit_id having count(*) > 1))
+       and not exists (
+            select from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt)
+             where exists (select from control.attempt a where a.ticket_id = e.ticket_id)
+                or exists (select from control.attempt a
+                            where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt)
+                or exists (select from control.ticket t
+                            where t.key_id = e.key_id and t.debit_id = e.debit_id and t.state = 'quarantined')) then
+        insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id, key_id,
+                                    debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
+                                    queued_at, queue_deadline, caller_deadline, intent, generation, granted_at, day,
+                                    hard_deadline)
+        select e.ticket_id, p_group, e.endpoint,
+               case when e.place < g.next_number then e.place else g.next_number + e.n - 1 end, 0, e.model, e.credential,
+               p_owner, e.key_id, e.debit_id, e.attempt, e.tokens, 'active', e.waits, e.execution_ms * interval '1 ms',
+               e.isolation_ms * interval '1 ms', v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,
+               g.generation, v_now - v_ahead, v_day,
+               v_now + least(e.execution_ms, e.caller_ms + e.isolation_ms) * interval '1 ms'
+          from unnest(p_ticket, p_endpoint, p_place, p_model, p_credential, p_key, p_debit, p_attempt, p_tokens,
+                      p_waits, p_execution_ms, p_isolation_ms, p_caller_ms, p_intent)
+               with ordinality as e (ticket_id, endpoint, place, model, credential, key_id, debit_id, attempt, tokens,
+                                     waits, execution_ms, isolation_ms, caller_ms, intent, n)
+        on conflict do nothing;
+        get diagnostics v_found = row_count;
+        if v_found = n then
+            return query
+                select e.ticket_id, 'granted', p_owner, p_group,
+                       case when e.place < g.next_number then e.place else g.next_number + e.n - 1 end, g.generation,
+                       false, false, v_now - v_ahead, v_day, least(e.execution_ms, e.caller_ms + e.isolation_ms),
+                       null::integer, null::text, null::bigint, null::bigint
+                  from unnest(p_ticket, p_place, p_execution_ms, p_isolation_ms, p_caller_ms)
+                       with ordinality as e (ticket_id, place, execution_ms, isolation_ms, caller_ms, n);
+            return;
+        end if;
+        -- A replay, or a debit that has just got a ticket elsewhere: each is looked at for itself. What was written here
+        -- is found as this owner's.
+        v_active := v_active + v_found;
+        v_ramped := v_ramped + v_found;
+    end if;
+
     if v_due or g.breaker <> 'closed'
        or (v_waits and exists (select from control.ticket t where t.group_id = p_group and t.state = 'queued'
                                                               and t.queue_deadline < v_now - interval '2 s')) then
@@ -115,8 +164,6 @@ begin
         v_waits := exists (select from control.ticket t where t.group_id = p_group and t.state = 'queued');
     end if;
     was := g;
-    v_floors := exists (select from control.floor f where f.group_id = p_group and f.until > v_now);
-    v_limited := exists (select from control.allowance a where a.group_id = p_group);
     if v_limited then
         select array_agg(a.model), array_agg(a.concurrency - (
                    select count(*) from control.ticket t

@@ -15,18 +15,54 @@ declare
     v_now timestamptz;
     v_tickets control.ticket[];
     v_lines control.ledger_line[];
+    v_more control.ledger_line[];
     v_rest uuid[];
+    v_groups text[];
+    v_waiting text[];
 begin
     if p_judged then
         perform from control.capacity_group c
           where c.group_id in (select t.group_id from control.ticket t where t.ticket_id = any (p_ticket))
           order by c.group_id for update;
     end if;
-    select clock_timestamp() + s.ahead into v_now from control.store s;
     if cardinality(p_ticket) > 1 then
         perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
     end if;
 
+    -- ------------------------------------------------------------ the usual: all have ended, and none is judged
+    if not p_judged and 'uncertain' <> all (p_ending) then
+        with freed as (
+            delete from control.ticket t
+             where t.ticket_id = any (p_ticket) and t.state in ('active', 'quarantined')
+            returning t.ticket_id, t.group_id, t.key_id, t.debit_id, t.attempt, t.owner_id, t.granted_at, t.day, t.intent
+        ), element as (
+            select * from unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record)
+        ), opened as (
+            insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
+                                         settled_at)
+            select t.ticket_id, t.key_id, t.debit_id, t.attempt, t.group_id, t.owner_id, t.granted_at, t.day, e.state,
+                   clock_timestamp()
+              from freed t join element e on e.ticket_id = t.ticket_id
+            on conflict do nothing
+            returning attempt.ticket_id
+        )
+        select array_agg(row(t.ticket_id, 'open', e.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
+                             t.group_id, t.intent::jsonb || e.record::jsonb)::control.ledger_line)
+          into v_lines
+          from freed t join element e on e.ticket_id = t.ticket_id join opened o on o.ticket_id = t.ticket_id;
+        if cardinality(v_lines) = cardinality(p_ticket) then
+            v_groups := array(select distinct l.group_id from unnest(v_lines) l);
+            v_waiting := array(select u from unnest(v_groups) u
+                                where exists (select from control.ticket q where q.group_id = u and q.state = 'queued'));
+            return query
+                select l.ticket_id, true, r.counters::text, l.group_id, l.group_id = any (v_waiting)
+                  from unnest(v_lines) l
+                  left join control.record_v2(p_shard, v_lines) r on r.ticket_id = l.ticket_id;
+            return;
+        end if;
+    end if;
+
+    select clock_timestamp() + s.ahead into v_now from control.store s;
     with element as (
         select * from unnest(p_ticket, p_ending, p_quarantine_ms) as e (ticket_id, ending, quarantine_ms)
     ), freed as (
@@ -56,10 +92,11 @@ begin
     )
     select array_agg(row(t.ticket_id, 'open', e.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
                          t.group_id, t.intent::jsonb || e.record::jsonb)::control.ledger_line)
-      into v_lines
+      into v_more
       from unnest(v_tickets) t
       join unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record) on e.ticket_id = t.ticket_id
       join opened o on o.ticket_id = t.ticket_id;
+    v_lines := v_lines || v_more;
 
     if coalesce(cardinality(v_lines), 0) < cardinality(p_ticket) then
         v_rest := array(select u from unnest(p_ticket) u

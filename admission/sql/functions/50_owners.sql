@@ -94,5 +94,9 @@ begin
            and (t.quarantined_until <= v_now or t.hard_deadline <= v_now or t.grant_expires_at <= v_now
                 or control.owner_is_dead_v1(t.owner_id, v_now))
         union
+        -- Of an owner that lives and has forgotten it.
+        select distinct t.group_id from control.ticket t
+         where t.state = 'queued' and t.queue_deadline < v_now - interval '2 s'
+        union
         select g.group_id from control.capacity_group g where g.breaker = 'open' and g.cooldown_until <= v_now;
 end $$;

@@ -106,7 +106,12 @@ alter table control.ticket
     add column fence bigint,
     alter column intent type text using intent::text;
 update control.ticket t set endpoint = t.group_id, day = (select a.day from control.attempt a where a.ticket_id = t.ticket_id);
-create index ticket_heads on control.ticket (group_id, class, credential, model, number) where state = 'queued';
+-- All slots of a group have one key in the index. Merged into one entry the dead among them could not be marked as dead,
+-- and each count would visit all of them again.
+drop index control.ticket_slots;
+create index ticket_slots on control.ticket (group_id) with (deduplicate_items = off) where state <> 'queued';
+create index ticket_heads on control.ticket (group_id, class, credential, model, number)
+    with (deduplicate_items = off) where state = 'queued';
 create index ticket_overdue on control.ticket (group_id, queue_deadline) where state = 'queued';
 create index ticket_quarantined_debit on control.ticket (key_id, debit_id) where state = 'quarantined';
 create index ticket_run on control.ticket (key_id, scope_id, run_id) where fence is not null;

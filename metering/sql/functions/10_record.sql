@@ -61,50 +61,51 @@ begin
                price_version text, status text, ended text, error_class text, error_code text, http_status smallint,
                created_at timestamptz, queued_ms integer, first_byte_ms integer, total_ms integer);
 
-    insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
-                                      unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
-    select k.kind, k.name, p_shard,
-           sum(case when l.state = 'charged' then (l.facts ->> 'usd')::numeric else 0 end),
-           sum((l.was = 'open')::int),
-           sum((l.state = 'unknown')::int - (l.was = 'unknown')::int),
-           sum(case when l.state = 'unknown' then coalesce((l.facts ->> 'upper_bound_usd')::numeric, 0)
-                    when l.was = 'unknown' then -coalesce(b.upper_bound_usd, 0) else 0 end),
-           sum((l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
-               - (l.was = 'unknown' and b.upper_bound_usd is null)::int),
-           -- Tokens count as soon as they are told, whatever is known of their cost.
-           sum(coalesce((l.facts ->> 'input_total')::bigint, 0) - coalesce(b.input_total, 0)),
-           sum(coalesce((l.facts ->> 'output_total')::bigint, 0) - coalesce(b.output_total, 0))
-      from unnest(v_lines) l
-      left join lateral (
-          select i.upper_bound_usd, i.input_total, i.output_total from control.invocation i
-           where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
-             and i.state = 'unknown' limit 1) b on true
-      cross join lateral control.counters_of_v1(l) k
-     group by k.kind, k.name
-     order by k.kind, k.name
-    on conflict (kind, name, shard) do update
-       set charged_usd = c.charged_usd + excluded.charged_usd, attempts = c.attempts + excluded.attempts,
-           unknown_attempts = c.unknown_attempts + excluded.unknown_attempts,
-           unknown_upper_bound_usd = c.unknown_upper_bound_usd + excluded.unknown_upper_bound_usd,
-           unbounded_attempts = c.unbounded_attempts + excluded.unbounded_attempts,
-           input_tokens = c.input_tokens + excluded.input_tokens,
-           output_tokens = c.output_tokens + excluded.output_tokens;
-
     return query
-        with touched as (
-            select distinct k.kind, k.name from unnest(v_lines) l cross join lateral control.counters_of_v1(l) k
-             where k.kind in ('total', 'day', 'session')
+        with raised as (
+            insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
+                                              unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
+            select k.kind, k.name, p_shard,
+                   sum(case when l.state = 'charged' then (l.facts ->> 'usd')::numeric else 0 end),
+                   sum((l.was = 'open')::int),
+                   sum((l.state = 'unknown')::int - (l.was = 'unknown')::int),
+                   sum(case when l.state = 'unknown' then coalesce((l.facts ->> 'upper_bound_usd')::numeric, 0)
+                            when l.was = 'unknown' then -coalesce(b.upper_bound_usd, 0) else 0 end),
+                   sum((l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
+                       - (l.was = 'unknown' and b.upper_bound_usd is null)::int),
+                   -- Tokens count as soon as they are told, whatever is known of their cost.
+                   sum(coalesce((l.facts ->> 'input_total')::bigint, 0) - coalesce(b.input_total, 0)),
+                   sum(coalesce((l.facts ->> 'output_total')::bigint, 0) - coalesce(b.output_total, 0))
+              from unnest(v_lines) l
+              left join lateral (
+                  select i.upper_bound_usd, i.input_total, i.output_total from control.invocation i
+                   where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
+                     and i.state = 'unknown' limit 1) b on true
+              cross join lateral control.counters_of_v1(l) k
+             group by k.kind, k.name
+             order by k.kind, k.name
+            on conflict (kind, name, shard) do update
+               set charged_usd = c.charged_usd + excluded.charged_usd, attempts = c.attempts + excluded.attempts,
+                   unknown_attempts = c.unknown_attempts + excluded.unknown_attempts,
+                   unknown_upper_bound_usd = c.unknown_upper_bound_usd + excluded.unknown_upper_bound_usd,
+                   unbounded_attempts = c.unbounded_attempts + excluded.unbounded_attempts,
+                   input_tokens = c.input_tokens + excluded.input_tokens,
+                   output_tokens = c.output_tokens + excluded.output_tokens
+            returning c.kind, c.name, c.charged_usd
         ), sums as materialized (
-            select t.kind, t.name, (select sum(c.charged_usd) from control.counter c
-                                     where c.kind = t.kind and c.name = t.name) as usd
-              from touched t
+            -- This shard as it is now, and the others.
+            select r.kind, r.name,
+                   (r.charged_usd + coalesce((select sum(c.charged_usd) from control.counter c
+                                               where c.kind = r.kind and c.name = r.name and c.shard <> p_shard), 0))::text
+                       as usd
+              from raised r where r.kind in ('total', 'day', 'session')
         )
         select l.ticket_id, jsonb_build_object(
                    'day', l.day,
-                   'session_usd', (select s.usd::text from sums s
+                   'session_usd', (select s.usd from sums s
                                     where s.kind = 'session' and s.name = l.key_id || '/' || (l.facts ->> 'session_id')),
-                   'day_usd', (select s.usd::text from sums s where s.kind = 'day' and s.name = l.day::text),
-                   'total_usd', (select s.usd::text from sums s where s.kind = 'total'))
+                   'day_usd', (select s.usd from sums s where s.kind = 'day' and s.name = l.day::text),
+                   'total_usd', (select s.usd from sums s where s.kind = 'total'))
           from unnest(v_lines) l;
 end $$;
 
