@@ -242,7 +242,7 @@ async def real_world(database_url: str) -> AsyncIterator[World]:
 def is_error(body: Any, code: str) -> bool:
     error = body["error"]
     return bool(
-        set(error) == {"code", "message", "type", "param", "request_id"}
+        set(error) == {"code", "message", "type", "param", "dispatched", "request_id"}
         and error["code"] == code
         and error["message"]
         and error["type"]
