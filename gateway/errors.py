@@ -5,7 +5,7 @@ Every error a caller can be told, and what it is on each transport.
     |- InvalidRequest            the request cannot be served as it is; `param` names the field
     |- Unauthenticated, PermissionDenied
     |- NotFound, ModelNotFound, Conflict, IdempotencyMismatch
-    |- AdmissionRefused          no slot: queue, deadline, cooldown, store, duplicate debit
+    |- AdmissionRefused          no slot: queue, deadline, cooldown, store, duplicate debit, fence, rate
     |- NoRoute                   no route is left to try: policy, readiness
     |- AllRoutesFailed           every attempt failed; lists them
     |- UpstreamRejected          the provider refused the request as the caller's own fault
@@ -23,6 +23,7 @@ import re
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from gateway.outcome import Outcome
 
@@ -50,6 +51,9 @@ class Code(enum.StrEnum):
     CONTROL_STORE_UNAVAILABLE = "control_store_unavailable"
     CONTENT_STORE_UNAVAILABLE = "content_store_unavailable"
     DUPLICATE_DEBIT = "duplicate_debit"
+    OWNER_FENCE = "owner_fence"
+    PROVIDER_UNAVAILABLE = "provider_unavailable"
+    TOO_LARGE = "too_large"
     NO_ROUTE = "no_route"
     PROVIDER_NOT_READY = "provider_not_ready"
     ALL_ROUTES_FAILED = "all_routes_failed"
@@ -93,6 +97,11 @@ STATUS: dict[Code, Status] = {
     Code.CONTROL_STORE_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
     Code.CONTENT_STORE_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
     Code.DUPLICATE_DEBIT: Status(409, "ALREADY_EXISTS", "conflict_error"),
+    # The caller lost its place to a newer owner of the run: it must look, not repeat.
+    Code.OWNER_FENCE: Status(409, "FAILED_PRECONDITION", "conflict_error"),
+    Code.PROVIDER_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
+    # Not 429: clients repeat that by themselves, and this one can never succeed as it is.
+    Code.TOO_LARGE: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
     Code.NO_ROUTE: Status(403, "FAILED_PRECONDITION", "permission_error"),
     Code.PROVIDER_NOT_READY: Status(503, "FAILED_PRECONDITION", "api_error"),
     Code.ALL_ROUTES_FAILED: Status(502, "UNAVAILABLE", "api_error"),
@@ -132,6 +141,11 @@ class GatewayError(Exception):
     @property
     def status(self) -> Status:
         return STATUS[self.code]
+
+    @property
+    def dispatched(self) -> bool | None:
+        """Whether a provider got any of the request; None where that is not known. False: it cannot run twice."""
+        return False
 
 
 class InvalidRequest(GatewayError):
@@ -206,11 +220,21 @@ class AttemptedError(GatewayError):
         super().__init__(message, code=code, param=param, retry_after_s=retry_after_s)
         self.outcome = outcome
 
+    @property
+    @override
+    def dispatched(self) -> bool | None:
+        return None if self.outcome is None else self.outcome.dispatched
+
 
 class AdmissionRefused(AttemptedError):
     """No slot on any route that was left. Nothing is being executed for this request."""
 
     code = Code.QUEUE_FULL
+
+    @property
+    @override
+    def dispatched(self) -> bool | None:
+        return self.outcome is not None and self.outcome.dispatched
 
 
 class NoRoute(GatewayError):
@@ -253,3 +277,8 @@ class Internal(GatewayError):
     """A fault of the gateway's own. The log has it under the request id."""
 
     code = Code.INTERNAL
+
+    @property
+    @override
+    def dispatched(self) -> bool | None:
+        return None

@@ -88,12 +88,8 @@ class Run:
     def refused(self, refusal: Refusal) -> None:
         """Takes note of a refusal; raises where no other route could do better."""
         self.refusals.append(refusal)
-        if refusal.reason in (
-            RefusalReason.DEADLINE_EXCEEDED,
-            RefusalReason.STORE_UNAVAILABLE,
-            RefusalReason.DUPLICATE_DEBIT,
-        ):
-            raise self._refusal(refusal)
+        if _code_of(refusal) in _SAME_EVERYWHERE:
+            raise self._refusal(refusal, refusal.retry_after_s)
 
     def goes_on(self, attempt: Attempt, receipt: Receipt) -> bool:
         """After a failed attempt that is settled: may its route be tried again? Raises where nothing may."""
@@ -151,18 +147,26 @@ class Run:
         outcome = self.outcome("failed", receipt=receipt)
         return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=outcome)
 
-    def _refusal(self, refusal: Refusal) -> AdmissionRefused:
+    def _refusal(self, refusal: Refusal, retry_after_s: float | None) -> AdmissionRefused:
+        code = _code_of(refusal)
         place = "" if refusal.position is None else f" at position {refusal.position}"
         return AdmissionRefused(
-            _REFUSED[refusal.reason].format(group=refusal.group, place=place),
-            code=Code(refusal.reason.value) if refusal.reason is not RefusalReason.LAPSED else Code.INTERNAL,
-            retry_after_s=refusal.retry_after_s,
+            _REFUSED[code].format(group=refusal.group, place=place),
+            code=code,
+            # What is too large stays so.
+            retry_after_s=None if code in _FOR_EVER else retry_after_s,
             outcome=self.outcome("failed"),
         )
 
+    def _no_slot(self) -> AdmissionRefused:
+        """Of several routes without a slot: the last that may have one later, and when the first of them may."""
+        passing = [refusal for refusal in self.refusals if _code_of(refusal) not in _FOR_EVER] or self.refusals
+        waits = [refusal.retry_after_s for refusal in passing if refusal.retry_after_s is not None]
+        return self._refusal(passing[-1], min(waits, default=None))
+
     def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
         if not self.reports:
-            return self._refusal(self.refusals[-1])
+            return self._no_slot()
         if all(report.status == "not_dispatched" and report.code == "unsupported_field" for report in self.reports):
             path, _, reason = (self.reports[-1].message or "").partition(": ")
             return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=path)
@@ -258,11 +262,26 @@ class Run:
 
 
 _REFUSED: Final = {
-    RefusalReason.QUEUE_FULL: "the queue of {group} is full",
-    RefusalReason.QUEUE_TIMEOUT: "no slot of {group} came free in time{place}",
-    RefusalReason.DEADLINE_EXCEEDED: "the caller's deadline passed while it waited for {group}{place}",
-    RefusalReason.COOLDOWN: "{group} is cooling down after failures",
-    RefusalReason.STORE_UNAVAILABLE: "the control store does not answer: nothing was dispatched",
-    RefusalReason.DUPLICATE_DEBIT: "this debit_id is in use or has ended: nothing was dispatched again",
-    RefusalReason.LAPSED: "this process lost its place with the control store: nothing was dispatched",
+    Code.QUEUE_FULL: "the queue of {group} is full",
+    Code.QUEUE_TIMEOUT: "no slot of {group} came free in time{place}",
+    Code.DEADLINE_EXCEEDED: "the caller's deadline passed while it waited for {group}{place}",
+    Code.COOLDOWN: "{group} is cooling down after failures",
+    Code.CONTROL_STORE_UNAVAILABLE: "the control store does not answer: nothing was dispatched",
+    Code.DUPLICATE_DEBIT: "this debit_id is in use or has ended: nothing was dispatched again",
+    Code.OWNER_FENCE: "a newer owner of this run has been seen: nothing was dispatched",
+    Code.PROVIDER_UNAVAILABLE: "the credential for {group} is rejected or its quota exhausted: it is left out for now",
+    Code.TOO_LARGE: "the request may use more tokens than {group} may in a minute",
+    Code.INTERNAL: "this process lost its place with the control store: nothing was dispatched",
 }
+
+#: No other route could do better.
+_SAME_EVERYWHERE: Final = frozenset(
+    {Code.DEADLINE_EXCEEDED, Code.CONTROL_STORE_UNAVAILABLE, Code.DUPLICATE_DEBIT, Code.OWNER_FENCE}
+)
+#: Asking again as it is cannot help.
+_FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT})
+
+
+def _code_of(refusal: Refusal) -> Code:
+    # A lapse is answered by asking again as another incarnation; one that gets here is a fault of ours.
+    return Code.INTERNAL if refusal.reason is RefusalReason.LAPSED else Code(refusal.reason.value)

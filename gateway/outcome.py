@@ -77,6 +77,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     provider_request_id: str | None = None
 
     @property
+    def dispatched(self) -> bool:
+        """A provider got the request, or part of it."""
+        return any(attempt.status != "not_dispatched" for attempt in self.attempts)
+
+    @property
     def route(self) -> RouteReport | None:
         """The route of the attempt that ended it."""
         return self.attempts[-1].route if self.attempts else None

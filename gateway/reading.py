@@ -1,4 +1,8 @@
-"""What the REST endpoints read of the rest of the gateway: readiness, models, usage, groups, and why jobs wait."""
+"""
+What the REST endpoints read of the rest of the gateway: readiness, models, usage, groups, and why jobs wait.
+
+And the one thing that operators may do to a group from there: reset it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from typing import Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from admission.controller import Controller
 from admission.lease import Waiting
 from admission.store import Store
 from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from gateway import database
-from gateway.config import Settings
+from gateway.config import Settings, normalised_endpoint
+from gateway.errors import NotFound
 from gateway.keys import Keys
 from gateway.rest import operators
 from gateway.settling import Settling
@@ -21,6 +26,15 @@ from metering.ledger import Ledger
 
 #: Seconds without an answer after which the store counts as away.
 SILENCE_S: Final = 8.0
+
+
+@runtime_checkable
+class Resets(Protocol):
+    """A store whose groups can be reset."""
+
+    async def reset(self, group: str) -> bool:
+        """Closes the group's breaker and takes its floors away. False: there is no such group."""
+        ...
 
 
 class Reading:
@@ -75,13 +89,55 @@ class Reading:
         with database.store_errors():
             return await self._ledger.usage(session_id=session_id, day=day, key_id=key_id, session_key=session_key)
 
-    async def groups(self) -> Sequence[object]:
+    async def groups(self) -> Sequence[Mapping[str, Any]]:
         with _admission_errors():
-            return await self._store.groups()
+            found: Sequence[Mapping[str, Any]] = await self._store.groups()
+        return [described(group) for group in found]
+
+    async def reset(self, group: str) -> str:
+        """The group that was reset: this name, or else the group of the endpoint that it is. Raises `NotFound`."""
+        names = [group]
+        with contextlib.suppress(ValueError):
+            names.append(normalised_endpoint(group))
+        if isinstance(self._store, Resets):
+            for name in dict.fromkeys(names):
+                with _admission_errors():
+                    found = await self._store.reset(name)
+                if found:
+                    await self._controller.advance([name])
+                    return name
+        raise NotFound("there is no such group: GET /v1/groups lists them", param="group")
 
     async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:
         with _admission_errors():
             return await self._store.waits(debit_ids)
+
+
+def described(group: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    A group as the store has it, with what follows: what quarantine costs it now, and who waits by class.
+
+    `quarantine` says how many `slots` are in it, how many of them `held_back` from others, which `share` of the limit
+    that is, and in how many seconds each comes free (`frees_in_s`, soonest first).
+    """
+    slots, limit = group.get("slots", []), group["concurrency"]
+    quarantined = [slot for slot in slots if slot["state"] == "quarantined"]
+    held_back = max(0, len(quarantined) - group.get("quarantine_headroom", 0))
+    remaining = [slot.get("quarantined_s") for slot in quarantined]
+    waiting = group.get("waiting")
+    by_class = group.get("queued_by_class")
+    if by_class is None and waiting is not None and len(waiting) == group["queued"]:
+        by_class = {name: sum(w["class"] == name for w in waiting) for name in ("interactive", "batch")}
+    return {
+        **group,
+        "quarantine": {
+            "slots": len(quarantined),
+            "held_back": held_back,
+            "share": round(held_back / limit, 4) if limit else None,
+            "frees_in_s": sorted(seconds for seconds in remaining if seconds is not None),
+        },
+        "queued_by_class": by_class,
+    }
 
 
 @contextlib.contextmanager

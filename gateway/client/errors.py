@@ -39,6 +39,7 @@ class CallFailed(Exception):
         request_id: str | None = None,
         retry_after_s: float | None = None,
         outcome: pb.Outcome | None = None,
+        dispatched: bool | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}")
         self.message = message
@@ -53,6 +54,8 @@ class CallFailed(Exception):
         self.retry_after_s = retry_after_s
         #: The attempts that were made and what they cost, where there were any and gRPC had room for them.
         self.outcome = outcome
+        #: False: no provider got any of it, so asking again costs nothing. None: not known.
+        self.dispatched = dispatched
 
 
 class Unreachable(CallFailed):
@@ -79,6 +82,7 @@ def from_grpc(failed: grpc.aio.AioRpcError) -> CallFailed:
             request_id=info.metadata.get("request_id"),
             retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry.DESCRIPTOR.full_name in found else None,
             outcome=outcome if outcome.DESCRIPTOR.full_name in found else None,
+            dispatched={"true": True, "false": False}.get(info.metadata.get("dispatched", "")),
         )
     if status in _OWN_CODES:
         return CallFailed(message, code=_OWN_CODES[status], status=status.name)
@@ -104,6 +108,7 @@ def from_http(response: httpx.Response) -> CallFailed:
         param=error.get("param"),
         request_id=error.get("request_id"),
         retry_after_s=float(after) if after.isdecimal() else None,
+        dispatched=error.get("dispatched"),
     )
 
 

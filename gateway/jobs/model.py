@@ -201,6 +201,7 @@ NOT_NOW = frozenset(
         Code.CONTROL_STORE_UNAVAILABLE,
         Code.CONTENT_STORE_UNAVAILABLE,
         Code.PROVIDER_NOT_READY,
+        Code.PROVIDER_UNAVAILABLE,
         Code.SHUTTING_DOWN,
     }
 )

@@ -13,7 +13,7 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -47,6 +47,9 @@ _APART = 256 * 1024
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 _FILTERS = ("status", "session_id", "submission_id", "custom_id")
+
+#: Ends that may come after something was sent and still leave no outcome.
+_UNSURE: Final = frozenset({Code.UNCERTAIN, Code.POISON, Code.INTERNAL, Code.CANCELLED})
 
 
 class Waits(Protocol):
@@ -393,10 +396,17 @@ def _response(body: str, status: int | None, outcome: Outcome | None) -> dict[st
     }
 
 
-def _error(job: JobView | Result) -> dict[str, str | None] | None:
+def _error(job: JobView | Result) -> dict[str, str | bool | None] | None:
     if job.error_code is None:
         return None
-    return {"code": job.error_code, "message": job.error_message, "param": job.error_param}
+    # Without an outcome nothing was sent, unless its run ended in a way that left none.
+    dispatched = (None if job.error_code in _UNSURE else False) if job.outcome is None else job.outcome.dispatched
+    return {
+        "code": job.error_code,
+        "message": job.error_message,
+        "param": job.error_param,
+        "dispatched": dispatched,
+    }
 
 
 def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Protocol
+from typing import Annotated, Final, Protocol
 from uuid import UUID
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest.endpoint import Access, Endpoint, Exchange, plain
+
+log: Final = structlog.get_logger("gateway")
 
 #: Characters of a session id.
 MAX_SESSION_ID = 256
@@ -71,6 +74,20 @@ class GroupsReader(Protocol):
         """One JSON object a group. Raises StoreUnavailable."""
         ...
 
+    async def reset(self, group: str) -> str:
+        """
+        Closes the group's breaker and forgets until when its providers asked to be left alone; the group's own name.
+
+        Raises NotFound, StoreUnavailable.
+        """
+        ...
+
+
+class Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/groups/reset`."""
+
+    group: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
 
 def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, groups: GroupsReader) -> list[Endpoint]:
     """The endpoints of this module."""
@@ -114,12 +131,23 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
         except StoreUnavailable as error:
             raise _unavailable() from error
 
+    async def reset_group(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        asked = await exchange.json(Reset)
+        try:
+            name = await groups.reset(asked.group)
+        except StoreUnavailable as error:
+            raise _unavailable() from error
+        log.info("gateway.group_reset", group=name, key_id=str(exchange.caller.key_id))
+        return exchange.answer({"group": name, "reset": True})
+
     return [
         Endpoint(method="GET", path="/healthz", access=Access.PUBLIC, handler=healthz),
         Endpoint(method="GET", path="/readyz", access=Access.PUBLIC, handler=readyz),
         Endpoint(method="GET", path="/v1/models", access=Access.ANY_KEY, handler=models),
         Endpoint(method="GET", path="/v1/usage", access=Scope.USAGE_READ, handler=read_usage),
         Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups),
+        Endpoint(method="POST", path="/v1/groups/reset", access=Scope.ADMIN, handler=reset_group),
     ]
 
 

@@ -10,14 +10,15 @@ from gateway.errors import Code, GatewayError
 from gateway.rest.endpoint import json_response
 
 
-def error_body(error: GatewayError, request_id: str) -> dict[str, dict[str, str | None]]:
-    """`{"error": {"code", "message", "type", "param", "request_id"}}`."""
+def error_body(error: GatewayError, request_id: str) -> dict[str, dict[str, str | bool | None]]:
+    """`{"error": {"code", "message", "type", "param", "dispatched", "request_id"}}`."""
     return {
         "error": {
             "code": error.code.value,
             "message": error.message,
             "type": error.status.type,
             "param": error.param,
+            "dispatched": error.dispatched,
             "request_id": request_id,
         }
     }

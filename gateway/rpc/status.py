@@ -76,6 +76,8 @@ def _info(error: GatewayError, request_id: str, outcome: Outcome | None) -> erro
     info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN)
     info.metadata["request_id"] = request_id
     info.metadata["attempts"] = str(0 if outcome is None else len(outcome.attempts))
+    if error.dispatched is not None:
+        info.metadata["dispatched"] = "true" if error.dispatched else "false"
     if error.param is not None:
         info.metadata["param"] = error.param
     if outcome is not None:

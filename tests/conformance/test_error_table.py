@@ -83,6 +83,24 @@ def test_both_transports_tell_the_same_code(code: errors.Code) -> None:
     assert told["param"] == info.metadata["param"] == "messages[0]"
     assert told["request_id"] == info.metadata["request_id"] == "f00"
     assert told["type"] == errors.STATUS[code].type
+    assert told["dispatched"] is False
+    assert info.metadata["dispatched"] == "false"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_both_transports_say_the_same_of_whether_anything_was_dispatched(kind: type[errors.GatewayError]) -> None:
+    error = made(kind)
+    response = error_response(error, "f00")
+    assert isinstance(response.body, bytes)
+    told = msgspec.json.decode(response.body)["error"]["dispatched"]
+    details = dict(rpc_status.render(error, "f00")[2])["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    info = error_details_pb2.ErrorInfo()
+    assert status_pb2.Status.FromString(details).details[0].Unpack(info)
+    assert {True: "true", False: "false", None: None}[told] == info.metadata.get("dispatched")
+    # Without an outcome nobody may say that something was, or was not, sent by a request that got that far.
+    attempted = issubclass(kind, errors.AttemptedError) and kind is not errors.AdmissionRefused
+    assert told is (None if attempted or kind is errors.Internal else False)
 
 
 @pytest.mark.parametrize("kind", CLASSES)

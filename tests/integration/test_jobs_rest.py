@@ -83,7 +83,7 @@ async def test_bad_lines_are_told_beside_their_neighbours_and_come_back_as_error
     assert [entry["line"] for entry in found] == list(range(1, 21))
     assert {entry["line"] for entry in found if entry["error"]} == {5, 10, 15}
     assert {entry["line"] for entry in found if entry["response"]} == set(range(1, 21)) - {5, 10, 15}
-    assert found[9]["error"]["code"] == "model_not_found"
+    assert (found[9]["error"]["code"], found[9]["error"]["dispatched"]) == ("model_not_found", False)
 
 
 async def test_a_single_bad_job_is_refused_with_its_own_code_and_nothing_is_kept(
@@ -345,7 +345,7 @@ async def test_results_are_complete_in_order_and_in_openais_shape(client: httpx.
     assert (good["error"], good["cost_usd"], good["response"]["status_code"]) == (None, "0.000000125", 200)
     assert good["response"]["request_id"]
     assert good["response"]["body"]["object"] == "chat.completion"
-    assert (bad["response"], bad["error"]["code"]) == (None, "upstream_rejected")
+    assert (bad["response"], bad["error"]["code"], bad["error"]["dispatched"]) == (None, "upstream_rejected", True)
     assert [entry["custom_id"] for entry in await results(client, status="failed")] == ["c7"]
     assert (await client.get("/v1/jobs/results", params={"status": "queued"})).status_code == 400
 

@@ -26,7 +26,7 @@ from admission.lease import new_id
 from gateway import database
 from gateway.call import Caller, Scope
 from gateway.database import StoreUnavailable
-from gateway.errors import AdmissionRefused, Unauthenticated
+from gateway.errors import AdmissionRefused, NotFound, Unauthenticated
 from gateway.keys import Keys
 from gateway.rest import operators
 from gateway.rest.app import RestServer, RestSettings, serve
@@ -80,6 +80,13 @@ class Group(msgspec.Struct):
 class FakeGroups:
     async def groups(self) -> Sequence[object]:
         return [Group(name="https://api.example:443", spent=Decimal("0E-12"))]
+
+    async def reset(self, group: str) -> str:
+        if group == "lost":
+            raise StoreUnavailable("gone")
+        if group != "https://api.example":
+            raise NotFound("there is no such group", param="group")
+        return "https://api.example:443"
 
 
 class Thing(msgspec.Struct, forbid_unknown_fields=True):
@@ -235,7 +242,7 @@ async def real_world(database_url: str) -> AsyncIterator[World]:
 def is_error(body: Any, code: str) -> bool:
     error = body["error"]
     return bool(
-        set(error) == {"code", "message", "type", "param", "request_id"}
+        set(error) == {"code", "message", "type", "param", "dispatched", "request_id"}
         and error["code"] == code
         and error["message"]
         and error["type"]
@@ -383,6 +390,28 @@ async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(wor
 async def test_groups_are_told_as_the_store_has_them(world: World):
     status, body, _ = await world.ask("GET", "/v1/groups")
     assert (status, body) == (200, {"groups": [{"name": "https://api.example:443", "spent": "0"}]})
+
+
+async def test_an_administrator_may_reset_a_group(world: World):
+    asked = {"json": {"group": "https://api.example"}, "headers": world.key("admin")}
+    status, body, _ = await world.ask("POST", "/v1/groups/reset", **asked)
+    assert (status, body) == (200, {"group": "https://api.example:443", "reset": True})
+
+
+@pytest.mark.parametrize(
+    ("key", "body", "status", "code"),
+    [
+        ("usage:read", {"group": "https://api.example"}, 403, "permission_denied"),
+        ("admin", {"group": "https://other.example"}, 404, "not_found"),
+        ("admin", {"group": "lost"}, 503, "control_store_unavailable"),
+        ("admin", {"group": ""}, 400, "invalid_request"),
+        ("admin", {}, 400, "invalid_request"),
+        ("admin", {"group": "g", "force": True}, 400, "invalid_request"),
+    ],
+)
+async def test_a_group_is_not_reset_for_just_anybody_or_anything(world: World, key, body, status, code):
+    told, refusal, _ = await world.ask("POST", "/v1/groups/reset", json=body, headers=world.key(key))
+    assert (told, refusal["error"]["code"]) == (status, code)
 
 
 async def test_a_lost_store_is_said_so(world: World):

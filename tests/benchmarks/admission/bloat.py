@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import asyncpg
@@ -61,9 +62,21 @@ async def _sample(connection: asyncpg.Connection, admissions: int) -> list[Size]
     return sizes
 
 
-async def run(world: World, case: Case, admissions: int, console: Console) -> list[Size]:
+class Bloat(msgspec.Struct, frozen=True, kw_only=True):
+    sizes: Sequence[Size]
+    seconds: float
+    #: Those of FLAT and of their indexes that grew in the second half.
+    grown: Sequence[str]
+    #: Too short to tell: autovacuum has not come round twice, so that everything it cleans is still there.
+    short: bool
+    #: What attempt and invocation keep of one admission, indexes included.
+    bytes_each: float
+
+
+async def run(world: World, case: Case, admissions: int, console: Console) -> Bloat:
     """Makes so many admissions with settlement and looks at the tables at intervals."""
     sizes: list[Size] = []
+    began = time.monotonic()
     each = max(admissions // (SAMPLES * case.processes * case.clients), 1)
     async with database.open_connection(world.url, name="bloat") as connection:
         await connection.execute("create extension pgstattuple")
@@ -77,15 +90,38 @@ async def run(world: World, case: Case, admissions: int, console: Console) -> li
             " where schemaname = 'control' and relname = any ($1) order by 1",
             [*FLAT, *GROWING],
         )
-    console.print(_table(sizes))
+        naptime = await connection.fetchval(
+            "select extract(epoch from current_setting('autovacuum_naptime')::interval)"
+        )
+    seconds = time.monotonic() - began
+    first, last = sizes[0].admissions, sizes[-1].admissions
+    kept = sum(s.bytes * ((s.admissions == last) - (s.admissions == first)) for s in sizes if s.table not in FLAT)
+    found = Bloat(
+        sizes=sizes,
+        seconds=seconds,
+        grown=_grown(sizes),
+        short=seconds < 2 * float(naptime),
+        bytes_each=kept / (last - first),
+    )
+    console.print(_table(found))
     for row in swept:
         hot = f", {row['n_tup_hot_upd'] / row['n_tup_upd']:.0%} of its updates HOT" if row["n_tup_upd"] else ""
         console.print(f"control.{row['relname']}: vacuumed {row['autovacuum_count']} times{hot}", style="dim")
-    return sizes
+    console.print(f"{found.bytes_each:,.0f} bytes for each admission, on purpose: attempt and invocation")
+    if found.short:
+        console.print(
+            f"{seconds:.0f} s are too short to tell growth from what is not vacuumed yet: autovacuum comes round every "
+            f"{naptime:.0f} s",
+            style="yellow",
+        )
+    elif found.grown:
+        console.print(f"GROWS: {', '.join(found.grown)}", style="red")
+    else:
+        console.print("everything else stays flat")
+    return found
 
 
-def grown(sizes: Sequence[Size]) -> list[str]:
-    """Those of the flat tables and of their indexes that grew in the second half."""
+def _grown(sizes: Sequence[Size]) -> list[str]:
     moments = sorted({size.admissions for size in sizes})
     middle, last = moments[len(moments) // 2], moments[-1]
     at = {(size.admissions, size.table, size.index): size.bytes for size in sizes}
@@ -99,7 +135,8 @@ def grown(sizes: Sequence[Size]) -> list[str]:
     ]
 
 
-def _table(sizes: Sequence[Size]) -> Table:
+def _table(found: Bloat) -> Table:
+    sizes = found.sizes
     moments = sorted({size.admissions for size in sizes})
     first, last = moments[0], moments[-1]
     shown = [moments[n] for n in sorted({0, *range(2, len(moments), 2), len(moments) - 1})]
@@ -109,7 +146,6 @@ def _table(sizes: Sequence[Size]) -> Table:
         table.add_column(f"{moment:,}", justify="right")
     for name in ("most", "live, most", "dead, most", "bytes each"):
         table.add_column(name, justify="right")
-    too_large = set(grown(sizes))
     for key in dict.fromkeys((size.table, size.index) for size in sizes):
         mine = {size.admissions: size for size in sizes if (size.table, size.index) == key}
         grows = key[0] not in FLAT
@@ -122,7 +158,7 @@ def _table(sizes: Sequence[Size]) -> Table:
             f"{max(size.bytes for size in mine.values()) / 1024:,.0f}",
             f"{max(size.live for size in mine.values()):,}" if counts else "",
             f"{max(size.dead for size in mine.values()):,}" if counts else "",
-            f"{each:,.0f}" if grows else ("GROWS" if name in too_large else "flat"),
+            f"{each:,.0f}" if grows else (("" if found.short else "GROWS") if name in found.grown else "flat"),
             style=None if key[1] else "bold",
         )
     return table

@@ -162,7 +162,7 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def goals(rows: Sequence[Row], counted: tuple[float, float] | None) -> list[Goal]:
-    """What issue and measurement have to say to each other."""
+    """What admission is to reach, and what was measured."""
     found = {(r.kind, r.processes, r.clients): r for r in rows if r.failed is None}
 
     def figure(case: Case, name: str) -> float | None:

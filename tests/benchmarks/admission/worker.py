@@ -1,8 +1,9 @@
 """
 One client process of the admission benchmark: a controller as a gateway has it, and clients that keep it busy.
 
-It reads one order a line and answers "ready", then begins at the time it is told, so that all processes begin together.
-Run by the benchmark, not by hand: `python -m tests.benchmarks.admission.worker NUMBER URL SETTINGS`.
+It reads one order a line and answers "ready", then begins at the time it is told, so that all processes begin together,
+and goes on until it is told to stop: who reads CPU times at the end of the measured seconds must not meet sessions that
+end. Run by the benchmark, not by hand: `python -m tests.benchmarks.admission.worker NUMBER URL SETTINGS`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ from metering.ledger import Intent, Record
 #: Attempts belong to so many API keys.
 KEYS = [uuid.UUID(int=n) for n in range(1, 5)]
 MODEL = "gpt-4o-mini-2024-07-18"
-#: The clients go on for so long after the measured seconds: who reads CPU times then must not meet sessions that end.
-AFTER_S = 0.15
 #: Each client does so many before the start: a session that compiles its functions for the first time says nothing.
 FIRST = 3
 BARE = "update bench.bare set n = n + 1 where id = $1 returning n"
@@ -46,7 +45,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     #: What is done in the first seconds is not measured.
     warmup_s: float = 0.0
     seconds: float = 0.0
-    #: Instead of a time: so many by each client.
+    #: Instead of a time: so many by each client, and nobody says stop.
     count: int | None = None
 
 
@@ -196,7 +195,7 @@ async def _first(work: Work) -> None:
         await work()
 
 
-async def _run(order: Order, works: Sequence[Work], start_at: float) -> Measured:
+async def _run(order: Order, works: Sequence[Work], start_at: float, stop: asyncio.Future[bytes]) -> Measured:
     # `perf_counter` and `monotonic` are one clock on Linux; elsewhere they may differ by a constant.
     shift = time.perf_counter() - time.monotonic()
     since = start_at + shift + order.warmup_s
@@ -208,7 +207,7 @@ async def _run(order: Order, works: Sequence[Work], start_at: float) -> Measured
     async def client(work: Work) -> None:
         nonlocal done
         mine = 0
-        while mine < order.count if order.count is not None else time.perf_counter() < until + AFTER_S:
+        while mine < order.count if order.count is not None else not stop.done():
             part = await work()
             mine += 1
             if since <= part[2] < until:
@@ -252,8 +251,10 @@ async def serve(number: str, url: str, settings: AdmissionSettings) -> None:
                 await asyncio.gather(*(_first(work) for work in works))
             _say(b"ready")
             start_at = float(await orders.readline())
-            measured = await _run(order, works, start_at)
-            if order.count is None:
+            if order.count is not None:
+                measured = await _run(order, works, start_at, loop.create_future())
+            else:
+                measured = await _run(order, works, start_at, asyncio.ensure_future(orders.readline()))
                 measured = msgspec.structs.replace(measured, done=measured.done + FIRST * len(works))
         _say(msgspec.json.encode(measured))
     for connection in connections:

@@ -128,6 +128,9 @@ class World:
             before = await self._look()
             await _sleep_until(before[0] + order.seconds, answers)
             after = await self._look()
+            if order.count is None:
+                for worker in workers:
+                    self._write(worker, b"stop")
             measured = [msgspec.json.decode(answer, type=Measured) for answer in await asyncio.gather(*answers)]
         finally:
             for answer in answers:
@@ -163,10 +166,13 @@ class World:
         return time.monotonic(), cpu.spent([self.postmaster]), cpu.machine()[0], row[0], row[1]
 
     @staticmethod
-    async def _tell(worker: asyncio.subprocess.Process, line: bytes) -> bytes:
+    def _write(worker: asyncio.subprocess.Process, line: bytes) -> None:
         assert worker.stdin is not None
-        assert worker.stdout is not None
         worker.stdin.write(line + b"\n")
+
+    async def _tell(self, worker: asyncio.subprocess.Process, line: bytes) -> bytes:
+        assert worker.stdout is not None
+        self._write(worker, line)
         answer = await worker.stdout.readline()
         if not answer:
             raise RuntimeError("a client process ended; what it said is above")

@@ -28,7 +28,7 @@ def test_the_code_is_in_the_error_info_and_the_status_agrees() -> None:
     assert (code, rich.code) == (grpc.StatusCode.INVALID_ARGUMENT, 3)
     assert message == rich.message == "n: less than 1"
     assert (info.reason, info.domain) == ("invalid_request", "tollbridge")
-    assert dict(info.metadata) == {"request_id": "f00", "attempts": "0", "param": "n"}
+    assert dict(info.metadata) == {"request_id": "f00", "attempts": "0", "dispatched": "false", "param": "n"}
     assert len(rich.details) == 1
     assert ("x-tollbridge-request-id", "f00") in trailing
 
