@@ -559,9 +559,10 @@ class _Work:
                         self.tickets.drop(ticket.ticket_id)
                 case "granted":
                     assert ticket.grant_expires_at is not None
-                    if self.dead(ticket.owner):
+                    expired = ticket.grant_expires_at <= now
+                    if self.dead(ticket.owner) or (expired and ticket.queue_deadline + _OVERDUE < now):
                         self.tickets.drop(ticket.ticket_id)
-                    elif ticket.grant_expires_at <= now:
+                    elif expired:
                         back = replace(ticket, state="queued", generation=None, granted_at=None, grant_expires_at=None)
                         self.tickets.put(ticket.ticket_id, back)
                 case "active":

@@ -186,7 +186,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     #: With RATE_LIMITED or UNAVAILABLE: seconds the provider asks to wait, from `received_at` (`time.monotonic`).
     retry_after_s: float | None = None
     received_at: float | None = None
-    #: The rate limit is the account's, not the model's.
+    #: With RATE_LIMITED or UNAVAILABLE: it is the account's, not the model's.
     account_wide: bool = False
     #: What the attempt really used; None where it was not told.
     used_tokens: int | None = None

@@ -24,7 +24,7 @@ import asyncpg
 import msgspec
 
 from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
-from admission.lease import Demand, Fence, Settlement, Waiting
+from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 
 CHANNEL: Final = "tollbridge_grants"
@@ -130,7 +130,7 @@ class Store:
                 shard,
                 [s.lease.ticket_id for s in settlements],
                 [s.ending.value for s in settlements],
-                [s.verdict.value for s in settlements],
+                [self._verdict(s).value for s in settlements],
                 [s.lease.generation for s in settlements],
                 [self._floor_ms(s) for s in settlements],
                 [s.account_wide for s in settlements],
@@ -271,6 +271,13 @@ class Store:
                 self._drop(connection)
         # What was cut needs one turn of the loop to close its socket.
         await asyncio.sleep(0)
+
+    def _verdict(self, settlement: Settlement) -> Verdict:
+        """A rate limit for longer than anybody should wait leaves the route out instead."""
+        longest = self._settings.longest_retry_after_s
+        if settlement.verdict is Verdict.RATE_LIMITED and (settlement.retry_after_s or 0.0) > longest:
+            return Verdict.UNAVAILABLE
+        return settlement.verdict
 
     def _floor_ms(self, settlement: Settlement) -> int | None:
         if settlement.retry_after_s is None:

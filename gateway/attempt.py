@@ -197,8 +197,10 @@ class Attempt:
     def verdict(self) -> Verdict:
         """What the group's breaker should make of it."""
         if self.proven:
-            return Verdict.ANSWERED
+            return Verdict.SLOW if self._slow else Verdict.ANSWERED
         match self.error:
+            case Rejected(credential_fault=True):
+                return Verdict.UNAVAILABLE
             case Rejected(rate_limited=True):
                 return Verdict.RATE_LIMITED
             case Rejected(error_class=ErrorClass.TRANSIENT) | NotSent():
@@ -278,6 +280,18 @@ class Attempt:
             return "unsupported_field"
         return "deadline" if self.late else None
 
+    @property
+    def _slow(self) -> bool:
+        objective = self.route.provider.first_byte_objective_s
+        return objective is not None and self.first_byte_s is not None and self.first_byte_s > objective
+
+    @property
+    def _used_tokens(self) -> int | None:
+        """For limits per minute: what was used, nothing where it was refused, None where it is not known."""
+        if self.usage.input_total is not None or self.usage.output_total is not None:
+            return (self.usage.input_total or 0) + (self.usage.output_total or 0)
+        return 0 if isinstance(self.error, Rejected) and not self._came_after_content else None
+
     def settlement(self, cost: Cost) -> Settlement:
         error = self.error if isinstance(self.error, ProviderError) else None
         record = Record(
@@ -308,6 +322,10 @@ class Attempt:
             verdict=self.verdict(),
             retry_after_s=error.retry_after_s if isinstance(error, Rejected) else None,
             received_at=time.monotonic(),
+            # A credential that is refused is refused for every model.
+            account_wide=self.route.provider.account_wide_limits
+            or (isinstance(error, Rejected) and error.credential_fault),
+            used_tokens=self._used_tokens,
             cancel_confirms_after_s=self.route.provider.confirms_after_s(streamed=self.streamed),
             state=cost.state,
             record=msgspec.json.encode(record),

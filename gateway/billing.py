@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
+from typing import Final
 
 import msgspec
 
@@ -18,6 +19,12 @@ from gateway.router import Provider, Route
 from metering import cost
 from metering.prices import KnownPrice, PriceBook
 from metering.usage import NOTHING, Usage
+
+
+#: English text in the tokenizers of the large providers: a rule of thumb, good enough for what is corrected later.
+_BYTES_PER_TOKEN: Final = 4
+#: Of a request that does not say how much it wants.
+_USUAL_OUTPUT_TOKENS: Final = 1000
 
 
 class Billing:
@@ -37,6 +44,11 @@ class Billing:
         price = self._price(call.model, route.provider, route.model)
         bound = cost.upper_bound(price, limits(call.chat, route.provider.max_output_tokens))
         return bound, None if price is None else price.version
+
+    def tokens(self, call: Call, route: Route) -> int:
+        """About how many tokens an attempt will use, for limits per minute: corrected when it has ended."""
+        output = call.chat.max_output_tokens or route.provider.max_output_tokens or _USUAL_OUTPUT_TOKENS
+        return size_of(call.chat) // _BYTES_PER_TOKEN + output * (call.chat.n or 1)
 
     def complete(self, call: Call, route: Route, usage: Usage, reported_cost_usd: str | None) -> Cost:
         """The cost of an answer that is proven complete."""
@@ -78,15 +90,18 @@ class Billing:
         return self._prices.price(provider.id, provider.base_url, requested, upstream, datetime.now(UTC))
 
 
+def size_of(chat: ChatRequest) -> int:
+    """Bytes of what the model is to read, as JSON."""
+    if chat.native is not None:
+        return sum(len(bytes(value)) for value in chat.native.fields.values())
+    return len(msgspec.json.encode((chat.messages, chat.tools, chat.response_format)))
+
+
 def limits(chat: ChatRequest, output_default: int | None) -> cost.Ceiling:
     """The most tokens a request can use."""
-    if chat.native is not None:
-        size = sum(len(bytes(value)) for value in chat.native.fields.values())
-    else:
-        size = len(msgspec.json.encode((chat.messages, chat.tools, chat.response_format)))
     only_text = all(isinstance(part, Text) for message in chat.messages for part in message.content)
     return cost.ceiling(
-        body_bytes=size,
+        body_bytes=size_of(chat),
         messages=len(chat.messages),
         max_output_tokens=chat.max_output_tokens,
         output_default=output_default,

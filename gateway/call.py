@@ -14,6 +14,7 @@ import msgspec
 
 from adapters.chat import ChatRequest, ChatResponse
 from admission.lease import Class
+from gateway.errors import InvalidRequest
 from gateway.outcome import Outcome
 
 
@@ -61,6 +62,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     allow_failover: bool = True
     resend_uncertain: Resend | None = None
     spill_after_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.owner_fence is not None and self.run_id is None:
+            raise InvalidRequest("owner_fence counts the executors of a run: run_id is missing", param="owner_fence")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ import pydantic
 
 from adapters.contract import Clocks, Endpoint
 from adapters.protocols import PROTOCOLS
-from admission.settings import AdmissionSettings, GroupSettings
+from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from gateway.call import Resend
 from gateway.jobs.settings import JobsSettings
 from gateway.keys import environment_key_fault
@@ -128,6 +128,11 @@ class _Provider(_Strict):
     on_cancel: Literal["close", "drain"] | None = None
     drain_s: Annotated[float, pydantic.Field(gt=0, le=MOST_DRAIN_S, allow_inf_nan=False)] = 15.0
     resend_uncertain: Literal["never", "before_first_byte"] | None = None
+    #: The capacity group it competes in, where that is not the one of its endpoint.
+    group: _Name | None = None
+    #: Whether a rate limit is told of one model or of the account as a whole.
+    rate_limit_scope: Literal["model", "account"] = "model"
+    first_byte_objective_s: _Positive | None = None
 
 
 class _Target(_Strict):
@@ -141,8 +146,20 @@ class _Model(_Strict):
     price: dict[str, Any] | None = None
 
 
+class _ModelLimits(_Strict):
+    concurrency: Annotated[int, pydantic.Field(ge=0, le=100_000)] | None = None
+    requests_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000)] | None = None
+    tokens_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000_000)] | None = None
+
+
 class _Group(_Strict):
+    #: Endpoints that share it, beside the one it may be named for.
+    endpoints: list[_Name] = []
     concurrency: Annotated[int, pydantic.Field(ge=0, le=100_000)] = 3
+    quarantine_headroom: Annotated[int, pydantic.Field(ge=0, le=100_000)] = 0
+    requests_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000)] | None = None
+    tokens_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000_000)] | None = None
+    models: dict[_Name, _ModelLimits] = {}
     queue: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 32
     failure_threshold: Annotated[int, pydantic.Field(gt=0)] = 5
     failure_window_s: _Positive = 30.0
@@ -169,6 +186,7 @@ class _Admission(_Strict):
     statement_s: _Positive = 5.0
     retry_s: _Positive = 3.0
     longest_retry_after_s: _Positive = 3600.0
+    unavailable_s: _Positive = 300.0
     connections: Annotated[int, pydantic.Field(gt=0, le=64)] = 4
     zone: str = "UTC"
 
@@ -306,7 +324,7 @@ class _Resolved:
         parsed, environ = self._parsed, self._environ
         providers = {name: self._provider(name, given) for name, given in parsed.providers.items()}
         models = self._models(providers)
-        groups = self._groups(providers)
+        providers, groups = self._grouped(providers)
         prices = dict(self._prices())
         jobs = self._jobs()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
@@ -329,7 +347,7 @@ class _Resolved:
             models=models,
             prices_by_model=prices,
             routing=msgspec.convert(parsed.routing.model_dump(), RoutingSettings),
-            admission=AdmissionSettings(groups=groups, **admission),
+            admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers), **admission),
             jobs=jobs,
         )
 
@@ -351,13 +369,14 @@ class _Resolved:
         template = given.base_url or "http://missing.invalid"
         variables = _VARIABLE.findall(template)
         missing = [name for name in (*given.requires, *variables) if not self._environ.get(name)]
-        credential = next((self._environ[n] for n in given.credentials if self._environ.get(n)), None)
+        variable = next((name for name in given.credentials if self._environ.get(name)), None)
+        credential = None if variable is None else self._environ[variable]
         if given.credentials and credential is None:
             missing.append(" or ".join(given.credentials))
         base_url = _VARIABLE.sub(lambda m: self._environ.get(m[1]) or m[0], template).rstrip("/")
         # Without its variables the URL is not one yet, and neither is the group it names.
         known = not set(variables) & set(missing)
-        group = self._group_of(f"{where}.base_url", base_url) if known else template
+        origin = self._origin_of(f"{where}.base_url", base_url) if known else template
         headers = dict(given.headers)
         if credential is not None:
             if not credential.isascii() or not credential.isprintable():
@@ -381,7 +400,11 @@ class _Resolved:
             name=given.name or provider_id,
             enabled=given.enabled,
             protocol=given.protocol or "",
-            group=group,
+            origin=origin,
+            group=given.group or origin,
+            credential=variable or provider_id,
+            account_wide_limits=given.rate_limit_scope == "account",
+            first_byte_objective_s=given.first_byte_objective_s,
             missing=tuple(dict.fromkeys(missing)),
             models=tuple(given.models),
             default_model=given.default_model,
@@ -402,7 +425,7 @@ class _Resolved:
             max_output_tokens=given.max_output_tokens,
         )
 
-    def _group_of(self, where: str, url: str) -> str:
+    def _origin_of(self, where: str, url: str) -> str:
         try:
             return normalised_endpoint(url)
         except ValueError as error:
@@ -437,20 +460,51 @@ class _Resolved:
                 targets.setdefault(name, []).append(Target(provider=provider.id, model=name))
         return {name: Model(name=name, targets=tuple(places), primary=len(places)) for name, places in targets.items()}
 
-    def _groups(self, providers: Mapping[str, Provider]) -> dict[str, GroupSettings]:
-        # A provider whose URL lacks a variable has no endpoint yet.
-        known = {provider.group for provider in providers.values() if "{" not in provider.group}
-        groups = {group: GroupSettings() for group in sorted(known)}
-        for name, given in self._parsed.groups.items():
-            try:
-                group = normalised_endpoint(name)
-            except ValueError as error:
-                self._wrong(f"groups.{name}", str(error))
-                continue
-            if group not in known:
+    def _grouped(self, providers: Mapping[str, Provider]) -> tuple[dict[str, Provider], dict[str, GroupSettings]]:
+        """
+        Which group each provider competes in, and the limits of each group. One endpoint is one group, unless a group
+        takes in several endpoints, or a provider is put into one by name.
+        """
+        origins = {provider.origin for provider in providers.values()}
+        given = {self._group_name(name): group for name, group in self._parsed.groups.items()}
+        taken: dict[str, str] = {}
+        for name, group in given.items():
+            for place, endpoint in enumerate(group.endpoints):
+                origin = self._origin_of(f"groups.{name}.endpoints.{place}", endpoint)
+                if origin not in origins:
+                    self._wrong(f"groups.{name}.endpoints.{place}", "no provider has this endpoint")
+                elif taken.setdefault(origin, name) != name:
+                    self._wrong(f"groups.{name}.endpoints.{place}", f"is in the group {taken[origin]!r} already")
+        placed = {
+            key: msgspec.structs.replace(
+                provider,
+                group=provider.group if provider.group != provider.origin else taken.get(provider.origin, provider.group),
+            )
+            for key, provider in providers.items()
+        }
+        members: dict[str, list[str]] = {}
+        for provider in placed.values():
+            # A provider whose URL lacks a variable has no endpoint yet.
+            if "{" not in provider.origin:
+                members.setdefault(provider.group, []).append(provider.capacity_key)
+        for name in given:
+            if name not in members and name not in {provider.group for provider in placed.values()}:
                 self._wrong(f"groups.{name}", "no provider has this endpoint")
-            groups[group] = GroupSettings(**given.model_dump())
-        return groups
+        groups = {name: _group_settings(given.get(name), sorted(keys)) for name, keys in sorted(members.items())}
+        counting = {
+            name
+            for name, group in groups.items()
+            if any(limits.tokens_per_minute is not None for limits in group.allowances.values())
+        }
+        return {
+            key: msgspec.structs.replace(provider, counts_tokens=provider.group in counting)
+            for key, provider in placed.items()
+        }, groups
+
+    def _group_name(self, name: str) -> str:
+        if "://" not in name:
+            return name
+        return self._origin_of(f"groups.{name}", name)
 
     def _prices(self) -> Iterator[tuple[str, Price]]:
         for name, given in self._parsed.models.items():
@@ -478,6 +532,26 @@ class _Resolved:
             self._wrong(where, f"{text!r} is not host:port")
             return Listen("127.0.0.1", 0)
         return Listen(host.strip("[]"), int(port))
+
+
+def _group_settings(given: _Group | None, endpoints: Sequence[str]) -> GroupSettings:
+    if given is None:
+        return GroupSettings(endpoints=tuple(endpoints), concurrency_is_default=True)
+    fields = given.model_dump(exclude={"endpoints", "models"})
+    return GroupSettings(
+        **fields,
+        models={name: ModelLimits(**limits.model_dump()) for name, limits in given.models.items()},
+        endpoints=tuple(endpoints),
+        concurrency_is_default="concurrency" not in given.model_fields_set,
+    )
+
+
+def _longest_hold_s(providers: Mapping[str, Provider]) -> float:
+    """The longest that an attempt can occupy a slot, its quarantine included."""
+    return max(
+        (max(p.execution_limit_s, p.reasoning_execution_limit_s) + p.isolation_s for p in providers.values()),
+        default=0.0,
+    )
 
 
 def normalised_endpoint(url: str) -> str:

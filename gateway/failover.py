@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from adapters.errors import Broken, ErrorClass, Rejected, RequestNotExpressible
-from admission.lease import Refusal, RefusalReason
+from admission.lease import Fence, Refusal, RefusalReason
 from gateway.attempt import Attempt, Receipt
 from gateway.billing import total
 from gateway.call import Call, Resend
@@ -66,13 +66,18 @@ class Run:
         #: Of the attempt that answered, from its dispatch.
         self.first_byte_s: float | None = None
         self.done: Outcome | None = None
-        self.warnings = tuple(
-            f"{name}: kept for the record, not enforced by this version"
-            for name, value in (
-                ("owner_fence", call.options.owner_fence),
-                ("idempotency_key", call.options.idempotency_key),
-            )
-            if value is not None
+        options = call.options
+        self.fence = (
+            Fence(scope_id=options.scope_id or "", run_id=options.run_id, number=options.owner_fence)
+            if options.owner_fence is not None and options.run_id is not None
+            else None
+        )
+        #: The place in each group's order that a retry after a rate limit keeps.
+        self.places: dict[str, int] = {}
+        self.warnings = (
+            ("idempotency_key: kept for the record, not enforced by this version",)
+            if call.options.idempotency_key is not None
+            else ()
         )
 
     @property
@@ -119,6 +124,8 @@ class Run:
             )
         if isinstance(error, Rejected):
             self.floor_s = max(self.floor_s, error.retry_after_s or 0.0)
+            if error.rate_limited:
+                self.places[attempt.route.provider.group] = attempt.lease.number
             return error.error_class is ErrorClass.TRANSIENT
         return True
 
@@ -129,7 +136,12 @@ class Run:
         return wish is Resend.BEFORE_FIRST_BYTE
 
     async def pause(self, again: list[Route]) -> list[Route]:
-        """Every route was tried: waits before those that may do better. No slot is held. Raises where none may."""
+        """
+        Every route was tried: waits before those that may do better. No slot is held. Raises where none may.
+
+        After a rate limit the wait is in the queue, at the place that the request had: admission grants nothing there
+        before the provider's time.
+        """
         most = self.settings.most_attempts
         if not again or self.pauses >= len(self.settings.backoff_s) or len(self.reports) >= most:
             raise self._exhausted()
@@ -139,7 +151,8 @@ class Run:
         remaining = self.remaining_s()
         if remaining is not None and delay >= remaining:
             raise self._exhausted(retry_after_s=delay)
-        await asyncio.sleep(delay)
+        if not all(route.provider.group in self.places for route in again):
+            await asyncio.sleep(delay)
         return again[: most - len(self.reports)]
 
     def late(self, receipt: Receipt = _SETTLED) -> GatewayError:

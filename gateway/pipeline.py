@@ -16,8 +16,9 @@ from typing import Final, TypeAlias, TypeVar
 from adapters.chat import ChatResponse, Delta
 from adapters.contract import Adapter
 from adapters.errors import Broken, ProviderError, RequestNotExpressible
+from admission.contract import StoreUnavailable
 from admission.controller import Controller
-from admission.lease import Demand, Lease, Refusal, RefusalReason, new_id
+from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, new_id
 from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.attempt import Attempt, Attempts, Late, Receipt, intent
 from gateway.billing import Billing
@@ -103,7 +104,7 @@ class Pipeline:
                         self._attempts.opened(run.call, route, lease, run.number, run.reports, streamed=streamed)
                     )
                     await observer.dispatching(attempt.number)
-                    self._recheck(run, lease)
+                    await self._recheck(run, lease)
                     observer.started(route.report, attempt.number)
                     try:
                         begun = await attempt.begin(dispatch)
@@ -136,7 +137,12 @@ class Pipeline:
                 Demand(
                     ticket_id=new_id(),
                     group=provider.group,
+                    endpoint=provider.capacity_key,
                     model=route.model,
+                    credential=provider.credential,
+                    tokens=self._billing.tokens(call, route) if provider.counts_tokens else 0,
+                    place=run.places.get(provider.group),
+                    fence=run.fence,
                     klass=call.options.klass,
                     key_id=call.caller.key_id,
                     debit_id=run.debit_id,
@@ -158,8 +164,10 @@ class Pipeline:
                     continue  # this process is another one now: the same question again, as that one
             return answer
 
-    def _recheck(self, run: Run, lease: Lease) -> None:
+    async def _recheck(self, run: Run, lease: Lease) -> None:
         """Between grant and dispatch much may have changed. Raising here settles as not dispatched."""
+        if run.fence is not None:
+            await self._not_fenced(run, run.fence)
         if not self._usable(run.call):
             raise PermissionDenied("the API key was revoked while the request waited: nothing was sent")
         remaining = run.remaining_s()
@@ -171,6 +179,24 @@ class Pipeline:
                 "the control store has not confirmed lately that this process may dispatch: nothing was sent",
                 code=Code.CONTROL_STORE_UNAVAILABLE,
                 retry_after_s=1.0,
+                outcome=run.outcome("failed"),
+            )
+
+    async def _not_fenced(self, run: Run, fence: Fence) -> None:
+        """A newer executor of the run may have come to any process while this one's request waited."""
+        try:
+            newer = await self._controller.fenced(run.call.caller.key_id, fence)
+        except StoreUnavailable:
+            raise AdmissionRefused(
+                "the control store does not answer: nothing was sent",
+                code=Code.CONTROL_STORE_UNAVAILABLE,
+                retry_after_s=1.0,
+                outcome=run.outcome("failed"),
+            ) from None
+        if newer:
+            raise AdmissionRefused(
+                "a newer owner of this run has been seen: nothing was sent",
+                code=Code.OWNER_FENCE,
                 outcome=run.outcome("failed"),
             )
 

@@ -48,8 +48,18 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     enabled: bool
     protocol: str
+    #: `scheme://host:port` of its base URL.
+    origin: str
     #: The capacity group its requests compete in.
     group: str
+    #: Whose account it uses: the name of the variable that holds the credential, never the credential.
+    credential: str
+    #: Its group limits tokens per minute, so each request says how many it may use.
+    counts_tokens: bool = False
+    #: Its rate limits are the account's, not the model's.
+    account_wide_limits: bool = False
+    #: Answers whose first content comes later than this count as failures for the breaker; None: they do not.
+    first_byte_objective_s: float | None = None
     #: Environment variables that are needed and absent. Empty: it is ready.
     missing: tuple[str, ...]
     #: The names its upstream knows; any of them may be asked for as `provider/name`.
@@ -77,6 +87,11 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     #: What a call may take apart from its output, and how fast at least that has to come.
     execution_base_s: float = 30.0
     slowest_tokens_per_s: float = 10.0
+
+    @property
+    def capacity_key(self) -> str:
+        """Its endpoint as admission knows it: two profiles at one endpoint can be put into groups of their own."""
+        return f"{self.origin}#{self.id}"
 
     @property
     def ready(self) -> bool:

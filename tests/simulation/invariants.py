@@ -38,7 +38,6 @@ class Watch:
         self.seen: Counter[str] = Counter()
         self.steps = 0
         self.settlements: Counter[uuid.UUID] = Counter()
-        #: The store was put back to an earlier state: what it has forgotten is not its fault.
         self._last = 0
 
     def __call__(self, before: State, event: Event, after: State, answers: Answers, now: int) -> None:
@@ -63,8 +62,9 @@ class Watch:
             if was is ticket:
                 continue
             # A grant that was not confirmed may return to the queue and be granted again at once.
-            again = was is not None and was.state == "granted" and was.granted_at != ticket.granted_at
-            if ticket.state in ("granted", "active") and (was is None or was.state == "queued" or again):
+            occupies = ticket.state in ("granted", "active")
+            again = was is not None and was.state == "granted" and occupies and was.granted_at != ticket.granted_at
+            if occupies and (was is None or was.state == "queued" or again):
                 granted.append(ticket)
                 if not isinstance(event, Acquire):
                     raise Violation(f"{type(event).__name__} granted a ticket")

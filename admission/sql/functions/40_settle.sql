@@ -197,8 +197,8 @@ begin
             perform control.raise_floor_v1(e.group_id, e.credential, case when e.account_wide then '' else e.model end,
                                            'rate_limit', v_retry, p_now);
         elsif e.verdict = 'unavailable' then
-            perform control.raise_floor_v1(e.group_id, e.credential, '', 'unavailable',
-                                           coalesce(v_retry, p_unavailable_ms * interval '1 ms'), p_now);
+            perform control.raise_floor_v1(e.group_id, e.credential, case when e.account_wide then '' else e.model end,
+                                           'unavailable', coalesce(v_retry, p_unavailable_ms * interval '1 ms'), p_now);
         end if;
 
         select * into g from control.capacity_group c where c.group_id = e.group_id;
