@@ -54,7 +54,7 @@ class Watch:
 
     def _tickets(self, before: State, event: Event, after: State, now: int) -> list[Ticket]:
         """The tickets that this event granted."""
-        granted = []
+        granted: list[Ticket] = []
         if before.tickets is after.tickets:
             return granted
         for ticket_id, ticket in after.tickets.items():

@@ -13,9 +13,11 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any, TypeVarTuple, cast
 
 from typing_extensions import override
+
+Ts = TypeVarTuple("Ts")
 
 #: Which process a callback belongs to; 0 is the world outside them.
 PROCESS: contextvars.ContextVar[int] = contextvars.ContextVar("PROCESS", default=0)
@@ -115,7 +117,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @override
     def call_soon(
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         if not self._over:
@@ -124,7 +126,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @override
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self._over:
@@ -133,7 +135,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     @override
     def call_later(
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 

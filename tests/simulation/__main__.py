@@ -1,0 +1,122 @@
+"""
+Many schedules of everything that can go wrong with admission, each from its seed, in virtual time.
+
+    python -m tests.simulation --seeds 50000     as many as that, and a table of what they came to
+    python -m tests.simulation --seed 17         one of them again
+
+It fails at the first schedules that break an invariant, saying how to repeat them, and also if something that should
+go wrong now and then never did: a fault that never strikes proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import Counter
+
+import msgspec
+
+from tests.simulation.invariants import Violation
+from tests.simulation.world import SOMETIMES, run
+
+
+class Tally(msgspec.Struct):
+    """What schedules came to, added up."""
+
+    schedules: int = 0
+    steps: int = 0
+    virtual_s: float = 0.0
+    seen: Counter[str] = msgspec.field(default_factory=Counter)
+    #: Seed, and what is wrong.
+    failures: list[tuple[int, str]] = msgspec.field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.schedules += other.schedules
+        self.steps += other.steps
+        self.virtual_s += other.virtual_s
+        self.seen.update(other.seen)
+        self.failures.extend(other.failures)
+
+    def count(self, *words: str) -> int:
+        """Schedules that failed with any of these words."""
+        return sum(any(word in what for word in words) for _, what in self.failures)
+
+    def never(self) -> list[str]:
+        return [what for what in SOMETIMES if not self.seen[what]]
+
+
+def play(seeds: range) -> Tally:
+    tally = Tally()
+    for seed in seeds:
+        tally.schedules += 1
+        try:
+            outcome = run(seed)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is that seed's, and the others go on
+            kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
+            tally.failures.append((seed, f"{kind}{error}"))
+            continue
+        tally.steps += outcome.steps
+        tally.virtual_s += outcome.virtual_s
+        tally.seen.update(outcome.seen)
+    return tally
+
+
+def table(tally: Tally, seconds: float) -> str:
+    seen = tally.seen
+    rows: list[tuple[str, object]] = [
+        ("schedules", tally.schedules),
+        ("steps", tally.steps),
+        ("virtual hours", round(tally.virtual_s / 3600, 1)),
+        ("real seconds", round(seconds, 1)),
+        ("processes killed", seen["fault killed"]),
+    ]
+    rows += [(what, seen[what]) for what in sorted(seen) if what.startswith("fault ") and what != "fault killed"]
+    broken = {
+        "over-admissions": tally.count("over-admission", "at a limit of", "came free", "a grant ", "probes"),
+        "double settlements": tally.count("settled again"),
+        "lost settlements": tally.count("lost settlement", "without a settlement"),
+    }
+    rows += [
+        ("attempts settled", sum(n for what, n in seen.items() if what.startswith("settled as "))),
+        ("attempts corrected", seen["corrected"]),
+        *broken.items(),
+        ("other violations", len(tally.failures) - sum(broken.values())),
+        ("things that happened at least once", f"{len(SOMETIMES) - len(tally.never())} of {len(SOMETIMES)}"),
+    ]
+    width = max(len(what) for what, _ in rows)
+    return "\n".join(f"{what:<{width}}  {value:>14}" for what, value in rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--seeds", type=int, default=1000, help="how many schedules")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="only this one, with its traceback")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    given = parser.parse_args()
+    if given.seed is not None:
+        outcome = run(given.seed)
+        sys.stdout.write(
+            f"seed {outcome.seed}: {outcome.steps} steps, {outcome.virtual_s:.1f} virtual seconds, all well\n"
+        )
+        return 0
+    began = time.monotonic()
+    last = given.first + given.seeds
+    parts = [range(first, min(first + 100, last)) for first in range(given.first, last, 100)]
+    tally = Tally()
+    with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
+        for part in pool.imap_unordered(play, parts):
+            tally.add(part)
+    sys.stdout.write(table(tally, time.monotonic() - began) + "\n")
+    for seed, what in sorted(tally.failures)[:20]:
+        sys.stdout.write(f"seed={seed}: {what}\n    replay: python -m tests.simulation --seed {seed}\n")
+    for what in tally.never():
+        sys.stdout.write(f"never happened: {what}\n")
+    return 1 if tally.failures or tally.never() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
