@@ -59,8 +59,8 @@ _REFUSALS: Final = {
 #: Outcomes that move a breaker or a floor.
 _JUDGED: Final = (Verdict.TRANSIENT, Verdict.RATE_LIMITED, Verdict.SLOW, Verdict.UNAVAILABLE)
 
-#: Seconds after which a new waiter is looked at for the first time: a burst is looked at once, and a slot that came free
-#: in another process while the ticket was on its way is found.
+#: Seconds after which a new waiter is looked at for the first time: a burst is looked at once, and a slot that came
+#: free in another process while the ticket was on its way is found.
 _FIRST_LOOK_S: Final = 0.05
 
 #: For the ledger, in place of a record that it refused.
@@ -73,7 +73,7 @@ _SHARDS: Final = 16
 class _Ticket:
     """A ticket of this process that has neither a lease nor a refusal yet."""
 
-    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "group", "observer", "seen", "waits")
+    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "group", "observer", "seen", "unsure", "waits")
 
     def __init__(self, demand: Demand, observer: Observer | None) -> None:
         self.demand = demand
@@ -83,6 +83,8 @@ class _Ticket:
         self.asked_at = time.monotonic()
         self.answer: asyncio.Future[Lease | Refusal] = asyncio.get_running_loop().create_future()
         self.acknowledged = False
+        #: A statement with it was lost, and may commit late: it takes a tombstone to give the ticket up.
+        self.unsure = False
         self.waits = False
         self.seen: Waiting | None = None
 
@@ -160,7 +162,7 @@ class Controller:
             acknowledged = ticket.acknowledged
             if acknowledged:
                 # The debit may be asked for again at once: its ticket must be gone by then.
-                await self._abandoned.submit((demand.ticket_id, False))
+                await self._abandoned.submit((demand.ticket_id, ticket.unsure))
             known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
             answer = Refusal(
                 reason=late if known else RefusalReason.STORE_UNAVAILABLE,
@@ -173,7 +175,7 @@ class Controller:
             del self._tickets[demand.ticket_id]
             # Cancelled. Where the store has not acknowledged yet, `_acquire` takes it back when it does.
             if answer is None and ticket.acknowledged:
-                self._abandoned.post((demand.ticket_id, False))
+                self._abandoned.post((demand.ticket_id, ticket.unsure))
         return answer
 
     def valid(self, lease: Lease) -> bool:
@@ -243,7 +245,12 @@ class Controller:
         async def send() -> list[TicketRow]:
             nonlocal sent
             sent = time.monotonic()
-            return await self._store.acquire(group, owner, [(t.demand, sent - t.asked_at) for t in tickets])
+            try:
+                return await self._store.acquire(group, owner, [(t.demand, sent - t.asked_at) for t in tickets])
+            except StoreUnavailable:
+                for ticket in tickets:
+                    ticket.unsure = True
+                raise
 
         try:
             rows = await self._insist(send, give_up_after_s=self._settings.retry_s)
@@ -270,15 +277,17 @@ class Controller:
             elif row.answer == "moved":
                 self._move(asked[row.ticket_id], row)  # type: ignore[index]  # every element has its id
             elif row.ticket_id is not None:
-                if (ticket := asked.get(row.ticket_id)) is not None:
-                    ticket.acknowledged = True
+                if (answered := asked.get(row.ticket_id)) is not None:
+                    answered.acknowledged = True
                 waiting = self._tickets.get(row.ticket_id)
                 if waiting is not None:
                     self._deliver(waiting, row, sent)
                     queued = queued or waiting.waits
-                elif row.answer in ("granted", "queued") and row.ticket_id in asked:
-                    # Whoever asked has gone away meanwhile.
-                    self._abandoned.post((row.ticket_id, False))
+                if answered is not None and (
+                    answered.unsure if row.answer not in ("granted", "queued") else waiting is None
+                ):
+                    # Whoever asked has gone away meanwhile, or a lost statement may still come to enqueue it.
+                    self._abandoned.post((row.ticket_id, answered.unsure))
         for other in foreign:
             self._notified.post(other)
         if queued:
@@ -365,9 +374,7 @@ class Controller:
     async def _settle(self, batch: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         shard = self._shard
         try:
-            rows = await self._insist(
-                lambda: self._store.settle(shard, batch, judged=judged), give_up_after_s=None
-            )
+            rows = await self._insist(lambda: self._store.settle(shard, batch, judged=judged), give_up_after_s=None)
         except Rejected as error:
             if len(batch) > 1:
                 raise

@@ -1191,11 +1191,12 @@ def _judge(w: _Work, ticket: Ticket, outcome: Outcome) -> None:
     elif settlement.used_tokens is not None:
         w.give_back(ticket.group, ticket.model, 0, ticket.tokens - settlement.used_tokens)
     after = None if outcome.retry_after_ms is None else outcome.retry_after_ms * MILLISECOND
+    model = "" if settlement.account_wide else ticket.model
     if verdict is Verdict.RATE_LIMITED:
-        model = "" if settlement.account_wide else ticket.model
         w.raise_floor(ticket.group, ticket.credential, model, "rate_limit", after)
     elif verdict is Verdict.UNAVAILABLE:
-        w.raise_floor(ticket.group, ticket.credential, "", "unavailable", w.was.unavailable if after is None else after)
+        after = w.was.unavailable if after is None else after
+        w.raise_floor(ticket.group, ticket.credential, model, "unavailable", after)
     group = w.groups.view[ticket.group]
     breaker = group.breaker
     if settlement.lease.generation != breaker.generation:

@@ -21,7 +21,7 @@ import msgspec
 from admission import decision
 from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.decision import Answers, Event, Outcome, State
-from admission.lease import Demand, Fence, Settlement, Waiting
+from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 
 
@@ -158,16 +158,20 @@ class MemoryStore:
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         del shard  # there are no counters
-        outcomes = tuple(Outcome(settlement, self._retry_after_ms(settlement)) for settlement in settlements)
+        outcomes = tuple(self._outcome(settlement) for settlement in settlements)
         return list((await self._send("settle", decision.Settle(outcomes, judged))).settled)
 
-    def _retry_after_ms(self, settlement: Settlement) -> int | None:
-        if settlement.retry_after_s is None:
-            return None
+    def _outcome(self, settlement: Settlement) -> Outcome:
+        """Its Retry-After as it is now. A rate limit for longer than anybody should wait leaves the route out instead."""
+        asked = settlement.retry_after_s
+        if asked is None:
+            return Outcome(settlement)
+        longest = self._settings.longest_retry_after_s
+        if settlement.verdict is Verdict.RATE_LIMITED and asked > longest:
+            settlement = msgspec.structs.replace(settlement, verdict=Verdict.UNAVAILABLE)
         received_at = settlement.received_at
         since = 0.0 if received_at is None else asyncio.get_running_loop().time() - received_at
-        wanted = min(max(settlement.retry_after_s - since, 0.0), self._settings.longest_retry_after_s)
-        return round(wanted * 1000)
+        return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000))
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         await self._send("decide", decision.Decide(group, ticket, generation))

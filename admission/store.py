@@ -61,7 +61,10 @@ class Store:
         """Makes the configured groups known. Answers those for which other settings than these are in force."""
         async with self._connection() as connection:
             rows = await connection.fetch(
-                _sql("configure"), self._settings.revision, _groups_json(self._settings), _endpoints_json(self._settings)
+                _sql("configure"),
+                self._settings.revision,
+                _groups_json(self._settings),
+                _endpoints_json(self._settings),
             )
         return [row["name"] for row in rows]
 
@@ -121,8 +124,17 @@ class Store:
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         """Ends attempts. Judged: under the locks of their groups, so that outcomes move breakers and allowances."""
-        once = {s.lease.ticket_id: s for s in reversed(settlements)}
-        asked, settlements = settlements, list(reversed(once.values()))
+        places: dict[uuid.UUID, int] = {}
+        again = [p for p, s in enumerate(settlements) if places.setdefault(s.lease.ticket_id, p) != p]
+        if again:
+            # One statement sees each ticket once: what comes again, a correction perhaps, goes after it.
+            first = list(places.values())
+            order = [*first, *again]
+            ended = [
+                *await self.settle(shard, [settlements[p] for p in first], judged=judged),
+                *await self.settle(shard, [settlements[p] for p in again], judged=judged),
+            ]
+            return [row for _, row in sorted(zip(order, ended, strict=True), key=lambda entry: entry[0])]
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("settle"),
@@ -141,12 +153,7 @@ class Store:
                 _ms(self._settings.unavailable_s),
             )
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
-        return [
-            found[s.lease.ticket_id]
-            if s is once[s.lease.ticket_id]
-            else msgspec.structs.replace(found[s.lease.ticket_id], applied=False, counters=None)
-            for s in asked
-        ]
+        return [found[s.lease.ticket_id] for s in settlements]
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         """The probe of a half-open breaker has given valid content."""
@@ -231,9 +238,7 @@ class Store:
     async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
         """A newer executor of the run has been seen."""
         async with self._connection() as connection:
-            newer: bool = await connection.fetchval(
-                _sql("fenced"), key_id, fence.scope_id, fence.run_id, fence.number
-            )
+            newer: bool = await connection.fetchval(_sql("fenced"), key_id, fence.scope_id, fence.run_id, fence.number)
         return newer
 
     async def reset(self, group: str) -> bool:

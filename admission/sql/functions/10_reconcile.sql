@@ -8,13 +8,6 @@ declare
     v_lost control.ticket[];
     v_over control.ticket[];
 begin
-    -- Waiters whose time is over. Their owner ends them itself; this is for owners that do not.
-    delete from control.ticket t
-     where t.ticket_id in (
-        select q.ticket_id from control.ticket q
-         where q.group_id = p_group and q.state = 'queued' and q.queue_deadline < p_now - interval '2 s'
-         order by q.queue_deadline limit 100 for update skip locked);
-
     -- Grants their owner did not confirm: back into the queue at their number, or gone with their owner.
     delete from control.ticket t
      where t.ticket_id in (
@@ -26,6 +19,14 @@ begin
         select q.ticket_id from control.ticket q
          where q.group_id = p_group and q.state = 'granted' and q.grant_expires_at <= p_now
          limit 100 for update skip locked);
+
+    -- Waiters whose time is over. Their owner ends them itself; this is for owners that do not. After the grants, or one
+    -- that nobody confirms would be granted again for ever.
+    delete from control.ticket t
+     where t.ticket_id in (
+        select q.ticket_id from control.ticket q
+         where q.group_id = p_group and q.state = 'queued' and q.queue_deadline < p_now - interval '2 s'
+         order by q.queue_deadline limit 100 for update skip locked);
 
     -- Attempts that outlived their hard deadline or their owner: the slot goes to quarantine with its full window, which
     -- begins now where it was the deadline that passed: a clock that leapt must not free what still runs.
