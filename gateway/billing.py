@@ -20,7 +20,6 @@ from metering import cost
 from metering.prices import KnownPrice, PriceBook
 from metering.usage import NOTHING, Usage
 
-
 #: English text in the tokenizers of the large providers: a rule of thumb, good enough for what is corrected later.
 _BYTES_PER_TOKEN: Final = 4
 #: Of a request that does not say how much it wants.

@@ -466,19 +466,23 @@ class _Resolved:
         takes in several endpoints, or a provider is put into one by name.
         """
         origins = {provider.origin for provider in providers.values()}
-        given = {self._group_name(name): group for name, group in self._parsed.groups.items()}
+        named = {name: self._group_name(name) for name in self._parsed.groups}
+        given = {named[name]: group for name, group in self._parsed.groups.items()}
         taken: dict[str, str] = {}
-        for name, group in given.items():
+        for name, group in self._parsed.groups.items():
             for place, endpoint in enumerate(group.endpoints):
-                origin = self._origin_of(f"groups.{name}.endpoints.{place}", endpoint)
+                where = f"groups.{name}.endpoints.{place}"
+                origin = self._origin_of(where, endpoint)
                 if origin not in origins:
-                    self._wrong(f"groups.{name}.endpoints.{place}", "no provider has this endpoint")
-                elif taken.setdefault(origin, name) != name:
-                    self._wrong(f"groups.{name}.endpoints.{place}", f"is in the group {taken[origin]!r} already")
+                    self._wrong(where, "no provider has this endpoint")
+                elif taken.setdefault(origin, named[name]) != named[name]:
+                    self._wrong(where, f"is in the group {taken[origin]!r} already")
         placed = {
             key: msgspec.structs.replace(
                 provider,
-                group=provider.group if provider.group != provider.origin else taken.get(provider.origin, provider.group),
+                group=provider.group
+                if provider.group != provider.origin
+                else taken.get(provider.origin, provider.group),
             )
             for key, provider in providers.items()
         }
@@ -487,9 +491,10 @@ class _Resolved:
             # A provider whose URL lacks a variable has no endpoint yet.
             if "{" not in provider.origin:
                 members.setdefault(provider.group, []).append(provider.capacity_key)
-        for name in given:
-            if name not in members and name not in {provider.group for provider in placed.values()}:
-                self._wrong(f"groups.{name}", "no provider has this endpoint")
+        used = {provider.group for provider in placed.values()}
+        for name, group_name in named.items():
+            if group_name not in used:
+                self._wrong(f"groups.{name}", "no provider has this endpoint, or names this group")
         groups = {name: _group_settings(given.get(name), sorted(keys)) for name, keys in sorted(members.items())}
         counting = {
             name

@@ -10,12 +10,12 @@ import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
+from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from admission.controller import Controller
 from admission.lease import Waiting
 from admission.store import Store
-from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from gateway import database
 from gateway.config import Settings, normalised_endpoint
 from gateway.errors import NotFound
@@ -26,15 +26,6 @@ from metering.ledger import Ledger
 
 #: Seconds without an answer after which the store counts as away.
 SILENCE_S: Final = 8.0
-
-
-@runtime_checkable
-class Resets(Protocol):
-    """A store whose groups can be reset."""
-
-    async def reset(self, group: str) -> bool:
-        """Closes the group's breaker and takes its floors away. False: there is no such group."""
-        ...
 
 
 class Reading:
@@ -99,13 +90,12 @@ class Reading:
         names = [group]
         with contextlib.suppress(ValueError):
             names.append(normalised_endpoint(group))
-        if isinstance(self._store, Resets):
-            for name in dict.fromkeys(names):
-                with _admission_errors():
-                    found = await self._store.reset(name)
-                if found:
-                    await self._controller.advance([name])
-                    return name
+        for name in dict.fromkeys(names):
+            with _admission_errors():
+                found = await self._store.reset(name)
+            if found:
+                await self._controller.advance([name])
+                return name
         raise NotFound("there is no such group: GET /v1/groups lists them", param="group")
 
     async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:

@@ -18,10 +18,10 @@ import msgspec
 import structlog
 
 from adapters.chat import ChatResponse
+from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from admission.controller import Controller
 from admission.lease import Ending, Lease, Settlement, Verdict
 from admission.store import Store
-from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from gateway.billing import Billing, total
 from gateway.call import Options
 from gateway.database import StoreUnavailable, store_errors

@@ -52,6 +52,7 @@ async def test_an_answer_that_was_stored_is_charged_after_its_process_died(datab
             Demand(
                 ticket_id=new_id(),
                 group="http://127.0.0.1:9",
+                endpoint="http://127.0.0.1:9#p",
                 model="m",
                 klass=Class.BATCH,
                 key_id=KEY,

@@ -25,6 +25,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel | msgspec.Struct]] = {
     "[providers.<id>]": config._Provider,
     "[models.<name>]": config._Model,
     "[groups.<endpoint>]": config._Group,
+    "[groups.<endpoint>.models.<model>]": config._ModelLimits,
     "[routing]": config._Routing,
     "[admission]": config._Admission,
     "[jobs]": JobsSettings,
