@@ -398,7 +398,8 @@ async def test_a_journal_that_cannot_be_written_stops_admission_until_it_can(dat
         async def lost(*arguments) -> list[SettledRow]:
             if away.is_set():
                 raise StoreUnavailable
-            return await settle(*arguments)
+            taken: list[SettledRow] = await settle(*arguments)
+            return taken
 
         store.settle = lost
         away.set()
