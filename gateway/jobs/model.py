@@ -254,7 +254,7 @@ def after_stop(job: Claimed, known: Outcome | None, *, sent: bool) -> Decision:
     """This process may not, or cannot any longer, run the job. `known`: what became of its attempts."""
     if not sent:
         return GiveBack(delay_s=0.0, reason=Code.SHUTTING_DOWN.value, counts=False)
-    if (known is None or _is_uncertain(known)) and not may_resend(job.options):
+    if (known is None or _is_uncertain(known) or _was_spent(known)) and not may_resend(job.options):
         return UNCERTAIN
     if job.runs + 1 >= job.attempts_allowed:
         return failed(ShuttingDown("the process that ran the job stopped, and it may not be run again"))
@@ -287,6 +287,11 @@ def failed(error: GatewayError) -> End:
 
 def _is_uncertain(outcome: Outcome) -> bool:
     return outcome.ended == "uncertain" or bool(outcome.attempts and outcome.attempts[-1].status == "unknown")
+
+
+def _was_spent(outcome: Outcome) -> bool:
+    """The last attempt was read to its end for its charge, after its run had been stopped: its answer is gone."""
+    return bool(outcome.attempts and outcome.attempts[-1].cost.state == "charged")
 
 
 def _may_pass(code: Code, outcome: Outcome | None) -> bool:

@@ -217,6 +217,50 @@ async def test_a_stream_its_client_cancels_leaves_a_slot_that_is_freed_at_its_ti
     await audit(database_url, await simulator.ledger())
 
 
+async def test_a_stream_its_client_cancels_or_lets_run_out_is_read_on_and_charged(database_url, simulator, tmp_path):
+    await simulator.set_faults(pace=0.05, chunks=30)
+    text = toml(simulator.url, provider="execution_limit_s = 90\nisolation_s = 90")
+    async with gateway_process(tmp_path, text, TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
+        async with gateway.stub() as stub:
+            stream = stub.Stream(completion("sim-fast"), metadata=METADATA)
+            async for chunk in stream:
+                if chunk.WhichOneof("chunk") == "delta":
+                    break
+            stream.cancel()
+            await simulator.set_faults(latency=1.5)
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await stub.Complete(completion("sim-fast"), metadata=METADATA, timeout=0.5)
+        assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        ledger = await simulator.until()
+        assert ledger["completed"] == ledger["dispatches"] == 2
+        async with gateway.rest() as client, asyncio.timeout(10):
+            while (usage := (await client.get("/v1/usage")).json()["total"])["attempts"] < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            [group] = (await client.get("/v1/groups")).json()["groups"]
+        assert (usage["unknown_attempts"], usage["output_tokens"]) == (0, ledger["tokens_out"])
+        assert Decimal(usage["charged_usd"]) > 0
+        assert group["slots"] == []
+        assert group["quarantine"] == {"slots": 0, "held_back": 0, "share": 0.0, "frees_in_s": []}
+        drained = gateway.lines("gateway.attempt_drained")
+        assert [line["ending"] for line in drained] == ["confirmed", "confirmed"]
+    await audit(database_url, await simulator.ledger())
+
+
+async def test_a_stop_waits_for_an_answer_that_is_read_on(database_url, simulator, tmp_path):
+    await simulator.set_faults(latency=1.5)
+    async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
+        async with gateway.stub() as stub:
+            asked = stub.Complete(completion("sim-fast"), metadata=METADATA)
+            await simulator.until(lambda ledger: ledger["active"] == 1)
+            asked.cancel()
+        gateway.send(signal.SIGTERM)
+        assert await gateway.ended() == 0
+        assert [line["cost_state"] for line in gateway.lines("gateway.attempt_drained")] == ["charged"]
+    ledger = await simulator.ledger()
+    assert ledger["completed"] == 1
+    await audit(database_url, ledger)
+
+
 async def test_sigterm_lets_a_running_stream_end_and_refuses_new_work(database_url, simulator, tmp_path):
     await simulator.set_faults(pace=0.1, chunks=15)
     async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:

@@ -20,16 +20,28 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import asyncpg
 import structlog
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from gateway.database import DatabaseError
 from tests.faults.audit import Kind
 from tests.faults.scenarios import SCENARIOS, Scenario, run
 from tests.faults.server import FaketimeMissing, faketime_library
 from tests.faults.world import Report, Violated
 
+#: What a round may fail with besides a violation: something did not happen, or not in time.
+_FAILURES = (
+    AssertionError,
+    OSError,
+    TimeoutError,
+    subprocess.SubprocessError,
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    DatabaseError,
+)
 console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
 
 
@@ -60,11 +72,12 @@ def played(chosen: Scenario, seed: int, row: Row) -> None:
         asyncio.run(run(chosen, seed, report=report))
     except Violated as violated:
         row.failures.append(str(violated))
-        console.print(f"  [red]{violated}[/red]", markup=True, soft_wrap=True)
-    except (AssertionError, TimeoutError, OSError) as failed:
-        said = f"seed {seed}: {type(failed).__name__}: {failed}"
+        console.print(f"{violated}", style="red", markup=False, soft_wrap=True)
+    except _FAILURES as failed:
+        notes = "\n".join(getattr(failed, "__notes__", []))
+        said = f"{type(failed).__name__}: {failed}\n{notes}"
         row.failures.append(said)
-        console.print(f"  [red]{said}[/red]", soft_wrap=True)
+        console.print(said, style="red", markup=False, soft_wrap=True)
 
 
 def p99(values: Sequence[float]) -> str:
@@ -141,7 +154,7 @@ def main() -> int:
     console.print("answers: " + ", ".join(f"{name} {count}" for name, count in answers.most_common()))
     for row in rows:
         for failure in row.failures:
-            console.print(f"[red]{row.chosen.name}: {failure}[/red]", soft_wrap=True)
+            console.print(f"{row.chosen.name}: {failure}", style="red", markup=False, soft_wrap=True)
         if row.missing:
             console.print(f"[red]{row.chosen.name}: these faults never happened: {', '.join(row.missing)}[/red]")
     return 1 if any(row.failures or row.missing for row in rows) else 0

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Any, Final
 
 import asyncpg
 
 from tests.fakes.postgres_proxy import Action, Rule
-from tests.faults.audit import Kind, Violation
+from tests.faults.audit import Heard, Kind, Violation
 from tests.faults.server import Clock, Server, promoted
 from tests.faults.world import (
     CALL_S,
@@ -73,6 +73,15 @@ class Scenario:
     own_server: bool = False
 
 
+#: As long as they may be, and work that goes on when the caller leaves: a slot that comes free too early is seen.
+LONG_ANSWERS: Final[dict[str, Any]] = {
+    "latency": 1.2,
+    "jitter": 0.3,
+    "pace": 0.12,
+    "chunks": 8,
+    "work_continues": ISOLATION_S * 0.7,
+}
+
 SCENARIOS: dict[str, Scenario] = {}
 
 
@@ -115,7 +124,8 @@ async def run(chosen: Scenario, seed: int, server: Server | None = None, *, repo
                 )
             )
             await chosen.play(made)
-            await made.ends_well()
+            if not made.judged:
+                await made.ends_well()
             missing = [fault for fault in chosen.faults if not report.faults[fault]]
             assert not missing, f"these faults never happened, so the run shows nothing of them: {missing}"
     except BaseException as error:
@@ -336,19 +346,26 @@ async def the_database_clock_jumps_back(world: World) -> None:
 async def _clock_is_stepped(world: World, seconds: int, fault: str) -> None:
     clock = world.clock
     assert clock is not None
-    # Answers that take as long as they may, and work that goes on when the caller leaves: a slot that comes free too
-    # early is seen by the provider.
-    await world.provider.set_faults(latency=0.3, jitter=0.5, pace=0.15, chunks=8, work_continues=ISOLATION_S * 0.7)
+    await world.provider.set_faults(**LONG_ANSWERS)
+    calls = await _all_slots_taken(world)
     async with world.load():
-        await asyncio.sleep(1.5)
-        before = await world.rows("select clock_timestamp() as now")
-        clock.step(seconds)
-        after = await world.rows("select clock_timestamp() as now")
-        moved = (after[0]["now"] - before[0]["now"]).total_seconds()
-        assert abs(moved - seconds) < 60, f"the server's clock moved by {moved} s"
-        world.struck(fault)
-        await asyncio.sleep(4)
-    world.faults_end()
+        for step in range(1, 4):
+            try:
+                await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
+            except TimeoutError:
+                said = f"{step - 1} steps of the clock, and 10 s later not all of the slots are in use"
+                world.report.violations.append(Violation(Kind.SLOW, said))
+                break
+            [before] = await world.rows("select clock_timestamp() as now")
+            clock.step(seconds * step)
+            [after] = await world.rows("select clock_timestamp() as now")
+            moved = (after["now"] - before["now"]).total_seconds()
+            assert abs(moved - seconds) < 60, f"the server's clock moved by {moved} s"
+            world.struck(fault)
+            # The same once more while what the last step did is still going on, and once when it should be over.
+            await asyncio.sleep(world.chance.uniform(0.5, 1.0) if step == 1 else EXECUTION_S)
+        world.faults_end()
+    await asyncio.gather(*calls)
 
 
 @scenario(HOLDER_STOPPED, Action.STALL, sample=True)
@@ -420,24 +437,42 @@ async def the_database_is_replaced_by_a_lagging_copy(world: World) -> None:
     until every dispatch it may have forgotten is over.
     """
     copy = await asyncio.to_thread(world.server.copied, world.directory / "copy")
-    for gateway in world.gateways:
-        await _served(world, gateway)
-    await world.provider.set_faults(latency=1.5, pace=0.1, chunks=8, work_continues=0.5)
-    async with world.load():
-        await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
-        await asyncio.to_thread(world.server.kill)
-        world.report.kills += 1
-        world.struck(ROLLED_BACK)
-        old, world.server = world.server, await asyncio.to_thread(promoted, copy)
+    promoted_copy = await asyncio.to_thread(promoted, copy)
+    try:
+        await promoted_copy.accepts_writes()
         for gateway in world.gateways:
-            gateway.proxy.retarget(world.server.url())
-            gateway.proxy.cut()
-        world.faults_end()
-        timeline = await world.rows("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as timeline")
-        assert timeline[0]["timeline"] == "00000002"
-        await asyncio.sleep(EXECUTION_S + ISOLATION_S)
-        world.lost_before = time.monotonic()
-    del old
+            await _served(world, gateway)
+        await world.provider.set_faults(**LONG_ANSWERS)
+        calls = await _all_slots_taken(world)
+        async with world.load():
+            old, world.server = world.server, promoted_copy
+            for gateway in world.gateways:
+                gateway.proxy.retarget(world.server.url())
+                gateway.proxy.cut()
+            await asyncio.to_thread(old.kill)
+            world.report.kills += 1
+            world.struck(ROLLED_BACK)
+            world.faults_end()
+            [timeline] = await world.rows("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as name")
+            assert timeline["name"] == "00000002"
+            await asyncio.sleep(EXECUTION_S + ISOLATION_S)
+            world.lost_before = time.monotonic()
+        await asyncio.gather(*calls)
+        await world.ends_well()
+    finally:
+        await asyncio.to_thread(promoted_copy.stop)
+
+
+async def _all_slots_taken(world: World) -> list[asyncio.Task[Heard]]:
+    """Calls that have just reached the provider, as many as may."""
+    calls = [
+        asyncio.create_task(
+            asked(world, world.gateways[number % len(world.gateways)], f"s{world.seed}-first-{number}", stream=True)
+        )
+        for number in range(LIMIT)
+    ]
+    await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
+    return calls
 
 
 async def _served(world: World, gateway: Gateway) -> None:

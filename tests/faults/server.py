@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
+import sys
 import urllib.parse
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Final
 
+import msgspec
 import psutil
 
 from gateway import database
-from gateway.embedded import EmbeddedPostgres
 
 #: Processes are killed here, never the machine: what was written survives without being flushed.
 SETTINGS: Mapping[str, str] = {"fsync": "off", "max_connections": "120"}
@@ -64,26 +65,58 @@ class Clock:
         new.replace(self._file)
 
 
-class Server:
-    """Blocking calls; made by `postgres_server`."""
+#: Starts it or joins the one that runs, and leaves without a word: the server stays. In a process of its own, because a
+#: fork (to change the account) that meets gRPC's threads may die before it has become anything else.
+_START: Final = """
+import os, pathlib, sys, msgspec
+from gateway.embedded import EmbeddedPostgres
+os.environ.update(msgspec.json.decode(sys.argv[3]))
+server = EmbeddedPostgres.start(pathlib.Path(sys.argv[1]), settings=msgspec.json.decode(sys.argv[2]), timeout_s=60)
+print(server.url, flush=True)
+os._exit(0)
+"""
 
-    def __init__(self, directory: Path, settings: Mapping[str, str], environ: Mapping[str, str]) -> None:
+
+class Server:
+    """Blocking calls. Starts at once; `stop` it."""
+
+    def __init__(
+        self, directory: Path, settings: Mapping[str, str] = SETTINGS, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._directory = directory
         self._settings = settings
-        self._environ = environ
-        with _environment(environ):
-            self._embedded = EmbeddedPostgres.start(directory, settings=settings)
+        self._environ = environ or {}
+        self._url = self.start()
 
     def url(self, name: str = "postgres") -> str:
-        return urllib.parse.urlsplit(self._embedded.url)._replace(path=f"/{name}").geturl()
+        return urllib.parse.urlsplit(self._url)._replace(path=f"/{name}").geturl()
 
     @property
-    def postmaster(self) -> int:
-        return int((self._directory / "postgres" / "postmaster.pid").read_text().split("\n")[0])
+    def postmaster(self) -> psutil.Process | None:
+        """None where none runs."""
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            pid = int((self._directory / "postgres" / "postmaster.pid").read_text().split("\n")[0])
+            process = psutil.Process(pid)
+            if process.name() == "postgres" and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
+
+    def start(self) -> str:
+        """Up, or up again and recovered. Raises `subprocess.SubprocessError`."""
+        given = [msgspec.json.encode(dict(words)).decode() for words in (self._settings, self._environ)]
+        started = subprocess.run(
+            [sys.executable, "-c", _START, str(self._directory), *given],
+            check=True,
+            timeout=90,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return started.stdout.strip()
 
     def kill(self, *, backends: bool = True) -> None:
         """SIGKILL, to the postmaster alone or to all it has; returns when it no longer runs."""
-        postmaster = psutil.Process(self.postmaster)
+        postmaster = self.postmaster
+        assert postmaster is not None
         processes = [postmaster, *(postmaster.children(recursive=True) if backends else [])]
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -92,17 +125,20 @@ class Server:
 
     def immediate(self) -> None:
         """What `pg_ctl stop -m immediate` does."""
-        postmaster = psutil.Process(self.postmaster)
-        postmaster.send_signal(signal.SIGQUIT)
-        psutil.wait_procs([postmaster], timeout=10)
-
-    def start(self) -> None:
-        """Back again, recovered."""
-        with _environment(self._environ):
-            self._embedded.restart_if_dead(timeout_s=60)
+        self._end(signal.SIGQUIT)
 
     def stop(self) -> None:
-        self._embedded.stop()
+        self._end(signal.SIGINT)
+
+    def _end(self, number: signal.Signals) -> None:
+        postmaster = self.postmaster
+        if postmaster is None:
+            return
+        processes = [postmaster, *postmaster.children(recursive=True)]
+        postmaster.send_signal(number)
+        _, left = psutil.wait_procs(processes, timeout=15)
+        for process in left:
+            process.kill()
 
     def copied(self, directory: Path) -> Path:
         """
@@ -110,52 +146,40 @@ class Server:
 
         Started with `promoted`, it is what a standby is that was cut off at this moment and promoted later.
         """
-        self.immediate()
-        # The owner stays the same: the server runs as that account.
+        self.stop()
         directory.mkdir(parents=True, mode=0o700)
+        # The owner stays the same: the server runs as that account.
         subprocess.run(
             ["cp", "-a", str(self._directory / "postgres"), str(directory / "postgres")], check=True, timeout=60
         )
         self.start()
         return directory
 
+    async def accepts_writes(self) -> None:
+        """Until a recovery is over. Raises `TimeoutError`."""
+        async with database.open_connection(self.url(), name="faults", wait_s=20) as connection, asyncio.timeout(20):
+            while await connection.fetchval("select pg_is_in_recovery()"):  # noqa: ASYNC110  it tells nobody
+                await asyncio.sleep(0.02)
 
-def promoted(directory: Path, settings: Mapping[str, str] = SETTINGS) -> Server:
-    """Starts a copy on a timeline of its own."""
+
+def promoted(directory: Path) -> Server:
+    """Starts a copy on a timeline of its own. It may still be recovering: see `accepts_writes`."""
     cluster = directory / "postgres"
-    signal_file = cluster / "recovery.signal"
-    signal_file.touch()
+    wanted = cluster / "recovery.signal"
+    wanted.touch()
     owner = cluster.stat()
-    os.chown(signal_file, owner.st_uid, owner.st_gid)
+    os.chown(wanted, owner.st_uid, owner.st_gid)
     # An archive that has nothing: recovery ends where the copy does, and the server goes its own way from there.
-    return Server(directory, {**settings, "restore_command": "/bin/false"}, {})
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """For the processes started inside. The embedded server passes on what is preloaded."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return Server(directory, {**SETTINGS, "restore_command": "/bin/false"})
 
 
 @asynccontextmanager
-async def postgres_server(
-    directory: Path, *, settings: Mapping[str, str] | None = None, environ: Mapping[str, str] | None = None
-) -> AsyncIterator[Server]:
-    server = await asyncio.to_thread(Server, directory, {**SETTINGS, **(settings or {})}, environ or {})
+async def postgres_server(directory: Path, *, environ: Mapping[str, str] | None = None) -> AsyncIterator[Server]:
+    server = await asyncio.to_thread(Server, directory, SETTINGS, environ)
     try:
         yield server
     finally:
         await asyncio.to_thread(server.stop)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 async def fresh_database(server: Server, name: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scenarios import SCENARIOS, run
-from tests.faults.server import SETTINGS, Server
+from tests.faults.server import Server
 
 SAMPLE = [name for name, chosen in SCENARIOS.items() if chosen.sample]
 
@@ -22,9 +22,8 @@ SAMPLE = [name for name, chosen in SCENARIOS.items() if chosen.sample]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for all of them: what kills it also brings it back."""
-    server = Server(tmp_path_factory.mktemp("faults"), SETTINGS, {})
+    server = Server(tmp_path_factory.mktemp("faults"))
     yield server
-    server.start()
     server.stop()
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import re
 import shutil
 import signal
 import tempfile
@@ -47,6 +48,9 @@ SERVES_WITHIN_S: Final = 10.0
 RESTS_WITHIN_S: Final = EXECUTION_S + ISOLATION_S + 4 * LEASE_S + 5
 #: After a job is handed in again and again, its 202 is there or it is not taken for accepted.
 _SUBMIT_S: Final = 4.0
+#: asyncpg gives a pooled connection back in a task of its own. Where the connection has broken and whoever used it was
+#: cancelled, nobody is left to hear of that; the connection is gone from the pool all the same.
+_POOL_NOISE = re.compile(r"ConnectionDoesNotExistError.*asyncpg/pool.py:\d+ in release")
 _LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -70,8 +74,9 @@ class Report:
     faults: Counter[str] = dataclasses.field(default_factory=Counter)
     answers: Counter[str] = dataclasses.field(default_factory=Counter)
     violations: list[Violation] = dataclasses.field(default_factory=list)
-    #: Seconds after the last fault until a gateway served again, one for each; and until nothing was left.
+    #: Seconds after the last fault until a gateway served again, one for each.
     recoveries: list[float] = dataclasses.field(default_factory=list)
+    #: Seconds after the last fault and the last request until nothing was left.
     rested_s: float = 0.0
     took_s: float = 0.0
 
@@ -143,8 +148,13 @@ class World:
         self.jobs: dict[str, str] = {}
         #: Set where the database was put back to an earlier state: `time.monotonic` of that.
         self.lost_before: float | None = None
+        #: `ends_well` has said its word.
+        self.judged = False
         self._most_occupied = 0
         self._faults_ended: float | None = None
+        self._load_ended = 0.0
+        #: One for each gateway: until it serves again, or has not in the time it has.
+        self._recovering: list[asyncio.Task[Violation | None]] = []
 
     @property
     def url(self) -> str:
@@ -166,6 +176,11 @@ class World:
         self._faults_ended = time.monotonic()
         for gateway in self.gateways:
             gateway.proxy.rules = []
+        self._recovering = [asyncio.create_task(self._recovers(gateway)) for gateway in self.gateways if gateway.usable]
+
+    def gives_up(self) -> None:
+        for task in self._recovering:
+            task.cancel()
 
     # ---------------------------------------------------------------- load
 
@@ -179,6 +194,7 @@ class World:
             load.stopping = True
             async with asyncio.timeout(2 * CALL_S + _SUBMIT_S):
                 await asyncio.gather(*tasks)
+            self._load_ended = time.monotonic()
         finally:
             for task in (*tasks, watch):
                 task.cancel()
@@ -205,10 +221,11 @@ class World:
 
     async def ends_well(self) -> Report:
         """Waits for everything to come to rest, and judges. Raises `Violated`."""
+        self.judged = True
         if self._faults_ended is None:
             self.faults_end()
         assert self._faults_ended is not None
-        violations = [*self.report.violations, *await self._recovered()]
+        violations = [*self.report.violations, *filter(None, await asyncio.gather(*self._recovering))]
         violations += await self._jobs_ended()
         violations += await self._rested()
         violations += self._faults_in_logs()
@@ -237,27 +254,17 @@ class World:
             raise Violated(f"{found.told()}\n{replay(report)}")
         return report
 
-    async def _recovered(self) -> list[Violation]:
-        """Every gateway answers again."""
-        violations: list[Violation] = []
+    async def _recovers(self, gateway: Gateway) -> Violation | None:
         assert self._faults_ended is not None
-        since = self._faults_ended
-
-        async def served(gateway: Gateway) -> None:
-            said = "nothing"
-            while time.monotonic() - since < SERVES_WITHIN_S:
-                heard = await asked(self, gateway, f"recovery-{uuid.uuid4().hex}", stream=False)
-                if heard.ended == "complete":
-                    self.report.recoveries.append(heard.at - since)
-                    return
-                said = heard.ended
-                await asyncio.sleep(0.05)
-            violations.append(
-                Violation(Kind.SLOW, f"gateway {gateway.name} did not serve again within {SERVES_WITHIN_S} s: {said}")
-            )
-
-        await asyncio.gather(*(served(gateway) for gateway in self.gateways if gateway.usable))
-        return violations
+        said = "nothing"
+        while time.monotonic() - self._faults_ended < SERVES_WITHIN_S:
+            heard = await asked(self, gateway, f"recovery-{uuid.uuid4().hex}", stream=False)
+            if heard.ended == "complete":
+                self.report.recoveries.append(heard.at - self._faults_ended)
+                return None
+            said = heard.ended
+            await asyncio.sleep(0.05)
+        return Violation(Kind.SLOW, f"gateway {gateway.name} did not serve again within {SERVES_WITHIN_S} s: {said}")
 
     async def _jobs_ended(self) -> list[Violation]:
         gateway = next(gateway for gateway in self.gateways if gateway.usable)
@@ -279,26 +286,27 @@ class World:
     async def _rested(self) -> list[Violation]:
         """No ticket is left, no attempt open, the provider idle."""
         assert self._faults_ended is not None
-        until = max(self._faults_ended, time.monotonic() - RESTS_WITHIN_S / 2) + RESTS_WITHIN_S
+        since = max(self._faults_ended, self._load_ended)
         while True:
             [left] = await self.rows(
                 "select (select count(*) from control.ticket) as tickets,"
                 " (select count(*) from control.attempt where state = 'open') as open"
             )
             if not left["tickets"] and not left["open"] and not (await self.provider.ledger())["active"]:
-                self.report.rested_s = time.monotonic() - self._faults_ended
+                self.report.rested_s = time.monotonic() - since
                 return []
-            if time.monotonic() > until:
+            if time.monotonic() - since > RESTS_WITHIN_S:
                 return [Violation(Kind.SLOW, f"after {RESTS_WITHIN_S} s there is left: {dict(left)}")]
             await asyncio.sleep(0.05)
 
     def _faults_in_logs(self) -> list[Violation]:
         """What is no answer to any fault: a task that ended, an exception nobody caught."""
         return [
-            Violation(Kind.FAULT, f"gateway {gateway.name}: {said[:600]}")
+            Violation(Kind.FAULT, f"gateway {gateway.name}: {said[:900]}")
             for gateway in self.gateways
             for said in gateway.process.log.read_text().splitlines()
-            if any(sign in said for sign in ("gateway.task_failed", "Traceback", "never retrieved", "asyncio.error"))
+            if any(sign in said for sign in ("gateway.task_failed", "Traceback", "never retrieved"))
+            and _POOL_NOISE.search(said) is None
         ]
 
 
@@ -452,7 +460,7 @@ def configuration(provider_url: str) -> str:
         [providers.{on_cancel}]
         protocol = "chat_completions"
         base_url = "{provider_url}"
-        first_byte_s = 2
+        first_byte_s = 3
         gap_s = 2
         execution_limit_s = {EXECUTION_S}
         isolation_s = {ISOLATION_S}
@@ -520,13 +528,14 @@ async def world(
             environ |= dict(gateway_environ[number]) if number < len(gateway_environ) else {}
             process = GatewayProcess(directory / f"gateway-{number}", config, environ, ())
             made.gateways.append(Gateway(f"{number}", process, proxy, stack))
-        stack.push_async_callback(_end, made.gateways)
+        stack.push_async_callback(_end, made)
         await asyncio.gather(*(gateway.start() for gateway in made.gateways))
         yield made
 
 
-async def _end(gateways: Sequence[Gateway]) -> None:
+async def _end(made: World) -> None:
     """All at once, the stopped ones too. What is to be known of them is known."""
-    for gateway in gateways:
+    made.gives_up()
+    for gateway in made.gateways:
         gateway.resume()
-    await asyncio.gather(*(gateway.process.kill() for gateway in gateways if gateway.process.running))
+    await asyncio.gather(*(gateway.process.kill() for gateway in made.gateways if gateway.process.running))

@@ -142,6 +142,35 @@ async def test_a_stream_that_comes_byte_by_byte_gives_the_same(upstream):
     assert events[0] == TextDelta("Grüße")
 
 
+async def test_a_wait_that_is_cancelled_loses_nothing_wherever_in_the_stream_it_was(upstream):
+    go = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        late = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
+        for byte in content("a") + content("b") + FINISH + DONE + late:
+            await go.wait()
+            go.clear()
+            await exchange.chunk(bytes([byte]))
+        await exchange.end()
+
+    events: list[Event] = []
+    async with raw_provider(answer) as provider, upstream.stream(call(provider.port)) as batches:
+        cancelled = 0
+        while not (events and isinstance(events[-1], Finished)):
+            wait = asyncio.ensure_future(anext(batches))
+            await turns()
+            if not wait.done():
+                wait.cancel()
+                cancelled += 1
+            with contextlib.suppress(asyncio.CancelledError):
+                events.extend(await wait)
+            go.set()
+    assert cancelled > 100
+    assert [type(event) for event in events] == [TextDelta, TextDelta, UsageReport, Finished]
+    assert events[:2] == [TextDelta("a"), TextDelta("b")]
+
+
 @pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "application/octet-stream"])
 async def test_a_provider_that_does_not_heed_stream_is_read_all_the_same(upstream, kind):
     async def answer(exchange: Exchange) -> None:

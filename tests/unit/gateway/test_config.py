@@ -75,6 +75,14 @@ def test_a_shipped_profile_fills_in_what_the_file_does_not_say(tmp_path):
     assert set(settings.providers) == {"openai"}
 
 
+def test_a_shipped_word_about_closing_can_be_taken_back(tmp_path):
+    text = '[providers.openai]\n%s\n[models.m]\nproviders = ["openai"]'
+    shipped = load(tmp_path, text % "", OPENAI_API_KEY="k").providers["openai"]
+    assert (shipped.drains_for_s(streamed=True), shipped.drains_for_s(streamed=False)) == (0, 15)
+    own = load(tmp_path, text % 'cancel_confirms = "none"\ndrain_s = 4', OPENAI_API_KEY="k").providers["openai"]
+    assert (own.drains_for_s(streamed=True), own.confirms_after_s(streamed=True)) == (4, None)
+
+
 def test_without_a_file_every_shipped_provider_is_there_and_its_models_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = config.load(None, {"OPENAI_API_KEY": "k"})
@@ -133,6 +141,16 @@ def test_variables_and_required_variables(tmp_path):
         ("[providers.p]\nprotocol='chat_completions'", "providers.p.base_url"),
         ("[providers.p]\nprotocol='smoke_signals'\nbase_url='http://h'", "providers.p.protocol"),
         ("[providers.p]\nprotocol='chat_completions'\nbase_url='ftp://h'", "providers.p.base_url"),
+        (GOOD.replace("[providers.openai]", "[providers.openai]\non_cancel='wait'"), "providers.openai.on_cancel"),
+        (GOOD.replace("[providers.openai]", "[providers.openai]\ndrain_s=601"), "providers.openai.drain_s"),
+        (
+            GOOD.replace("[providers.openai]", "[providers.openai]\ncancel_source='a friend'"),
+            "providers.openai.cancel_source",
+        ),
+        (
+            GOOD.replace("[providers.openai]", "[providers.openai]\nslowest_tokens_per_s=0"),
+            "providers.openai.slowest_tokens_per_s",
+        ),
         ("[models.m]\nproviders=[]", "models.m.providers"),
         ("[models.m]\nproviders=['nobody']", "models.m.providers.0"),
         ("[models.m]\nprice={input='1',output='1'}", "models.m.providers"),

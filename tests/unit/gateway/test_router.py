@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from adapters.chat import ChatRequest, Message, Role, Text
-from adapters.contract import Endpoint
+from adapters.contract import Clocks, Endpoint
 from admission.lease import new_id
 from gateway.call import Call, Caller, Options
 from gateway.errors import Code, ModelNotFound, NoRoute
-from gateway.router import Model, Provider, Router, RoutingSettings, Target
+from gateway.router import Confirms, Model, OnCancel, Provider, Router, RoutingSettings, Target
 
 
 def provider(name: str, **changes: Any) -> Provider:
@@ -145,3 +145,48 @@ def test_a_route_is_another_one_when_its_settings_change_but_not_when_its_key_do
     }
     assert len(ids) == 5
     assert route_id(headers={"authorization": "Bearer other"}) == route_id()
+
+
+@pytest.mark.parametrize(
+    ("asked", "provider_default", "limit_s"),
+    [(200, None, 50), (900, None, 120), (100_000, None, 120), (1, None, 30.1), (None, None, 120), (None, 500, 80)],
+)
+def test_the_hard_deadline_follows_from_the_output_a_request_may_have(asked, provider_default, limit_s):
+    made = provider("a", execution_limit_s=120, max_output_tokens=provider_default)
+    assert made.limit_s("m", asked) == limit_s
+
+
+def test_the_first_byte_may_take_as_long_as_its_clock_says():
+    endpoint = Endpoint(provider="a", protocol="chat_completions", base_url="http://a", clocks=Clocks(first_byte_s=180))
+    assert provider("a", execution_limit_s=600, endpoint=endpoint).limit_s("m", 100) == 190
+
+
+def test_how_long_a_model_thinks_is_not_bounded_by_its_output():
+    made = provider("a", execution_limit_s=120, reasoning_models=("gpt-5*", "o3"))
+    assert made.limit_s("gpt-5.4-mini", 1) == made.limit_s("o3", None) == 600
+    assert made.limit_s("gpt-4o", 1) == made.limit_s("o3-mini", 1) == 30.1
+
+
+CASES = [
+    # what is known of closing, what is wished, seconds read on of a stream and of a plain call
+    (None, Confirms.ALL, None, 15, 15),
+    (10, Confirms.ALL, None, 0, 0),
+    (10, Confirms.STREAMS, None, 0, 15),
+    (10, Confirms.NONE, None, 15, 15),
+    (10, Confirms.ALL, OnCancel.DRAIN, 15, 15),
+    (None, Confirms.ALL, OnCancel.CLOSE, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("known_s", "of", "wish", "stream_s", "plain_s"), CASES)
+def test_what_is_not_known_to_end_on_close_is_read_on(known_s, of, wish, stream_s, plain_s):
+    made = provider("a", cancel_confirms_after_s=known_s, cancel_confirms=of, on_cancel=wish)
+    assert (made.drains_for_s(streamed=True), made.drains_for_s(streamed=False)) == (stream_s, plain_s)
+
+
+@pytest.mark.parametrize(
+    ("of", "stream_s", "plain_s"), [(Confirms.ALL, 9, 9), (Confirms.STREAMS, 9, None), (Confirms.NONE, None, None)]
+)
+def test_a_word_about_streams_is_not_taken_for_plain_calls(of, stream_s, plain_s):
+    made = provider("a", cancel_confirms_after_s=9, cancel_confirms=of)
+    assert (made.confirms_after_s(streamed=True), made.confirms_after_s(streamed=False)) == (stream_s, plain_s)

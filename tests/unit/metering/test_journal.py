@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +17,7 @@ from tests.fakes.disk import FakeDisk
 
 async def until(holds) -> None:
     async with asyncio.timeout(5):
-        while not holds():
+        while not holds():  # noqa: ASYNC110  it is set in a thread, or by nobody here
             await asyncio.sleep(0.005)
 
 
@@ -26,6 +25,7 @@ async def die(journal: Journal) -> None:
     """As after kill -9: nothing is written any more, and the lock is free."""
     assert journal._writer is not None
     journal._writer.cancel()
+    journal._closing = True
     await asyncio.wait((journal._writer,))
     await journal._in_thread(lambda: None)
     if journal._file is not None:
@@ -251,10 +251,8 @@ async def test_a_damaged_file_gives_what_came_before_and_never_a_wrong_record(tm
     whole = path.read_bytes()
     seen = set()
     for at in range(len(whole.rstrip(b"\0")) + 20):
-        if damage == "cut":
-            data = whole[:at]
-        else:
-            data = whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :]
+        rest = b"" if damage == "cut" else bytes([whole[at] ^ 0x41]) + whole[at + 1 :]
+        data = whole[:at] + rest
         broken = tmp_path / f"{at}.journal"
         broken.write_bytes(data)
         file = module._File.adopted(broken, Disk())
@@ -315,4 +313,4 @@ async def test_nobody_else_can_read_what_it_keeps(tmp_path):
         await journal.park([b"{}"])
         modes = [path.stat().st_mode & 0o077 for path in (place, *place.iterdir())]
         assert modes == [0, 0, 0]
-    assert os.listdir(place) == [PARKED]
+    assert [path.name for path in place.iterdir()] == [PARKED]

@@ -233,6 +233,10 @@ def test_what_the_death_of_a_process_means_for_a_job(job: Held, expected: object
     assert model.after_crash(job, SETTINGS) == expected
 
 
+#: Its run was stopped, and its answer read to the end by nobody.
+SPENT = attempt(status="cancelled", cost=Cost(state="charged", usd=Decimal("0.1")))
+
+
 @pytest.mark.parametrize(
     ("known", "sent", "options", "expected"),
     [
@@ -240,9 +244,19 @@ def test_what_the_death_of_a_process_means_for_a_job(job: Held, expected: object
         (None, True, Options(), "uncertain"),
         (outcome(attempt(status="unknown")), True, Options(), "uncertain"),
         (outcome(attempt()), True, Options(), "counted"),
+        (outcome(SPENT), True, Options(), "uncertain"),
+        (outcome(SPENT), True, RESEND, "counted"),
         (None, True, RESEND, "counted"),
     ],
-    ids=["not_sent", "sent_nothing_known", "sent_unknown", "sent_and_ended", "resend_allowed"],
+    ids=[
+        "not_sent",
+        "sent_nothing_known",
+        "sent_unknown",
+        "sent_and_refused",
+        "read_on_and_charged",
+        "read_on_and_charged_resend_allowed",
+        "resend_allowed",
+    ],
 )
 def test_what_a_stop_of_the_process_means_for_a_job(
     known: Outcome | None, sent: bool, options: Options, expected: str
