@@ -14,11 +14,13 @@ import asyncpg
 import msgspec
 import pytest
 import structlog
+from typing_extensions import override
 
+from admission.contract import SettledRow, StoreUnavailable
 from admission.controller import Controller
 from admission.lease import Class, Demand, Ending, Lease, Refusal, Settled, Settlement, Verdict, new_id
 from admission.settings import AdmissionSettings, GroupSettings
-from admission.store import SettledRow, Store, StoreUnavailable
+from admission.store import Store
 from gateway import database
 from gateway.errors import AdmissionRefused, Code
 from gateway.pipeline import Pipeline
@@ -41,10 +43,11 @@ class ForgetfulStore(Store):
     away = False
     answer_lost = False
 
-    async def settle(self, group: str | None, shard: int, settlements: Sequence[Settlement]) -> list[SettledRow]:
+    @override
+    async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         if self.away:
             raise StoreUnavailable
-        rows = await super().settle(group, shard, settlements)
+        rows = await super().settle(shard, settlements, judged=judged)
         if self.answer_lost:
             raise StoreUnavailable
         return rows
@@ -137,7 +140,15 @@ async def charged(url: str) -> list[Decimal]:
 
 
 async def states(url: str) -> list[str]:
-    return [row["state"] for row in await rows(url, "select state from control.attempt order by granted_at")]
+    return [
+        row["state"]
+        for row in await rows(
+            url,
+            "select state, granted_at from control.attempt union all select 'open', t.granted_at from control.ticket t"
+            " where t.state in ('active', 'quarantined')"
+            " and not exists (select from control.attempt a where a.ticket_id = t.ticket_id) order by granted_at",
+        )
+    ]
 
 
 async def test_what_the_store_does_not_take_is_kept_and_settled_when_it_is_back(database_url, tmp_path):

@@ -20,9 +20,7 @@ LIMITS = BreakerLimits(
 )
 NOW = 1_000 * SECOND
 PROBE = uuid.UUID(int=7)
-HALF_OPEN = Breaker(
-    state=BreakerState.HALF_OPEN, generation=5, probe=PROBE, openings=2, cooldown_until=NOW - SECOND
-)
+HALF_OPEN = Breaker(state=BreakerState.HALF_OPEN, generation=5, probe=PROBE, openings=2, cooldown_until=NOW - SECOND)
 
 
 def after(breaker: Breaker, verdict: Verdict, ending: Ending = Ending.CONFIRMED, now: int = NOW) -> Breaker:

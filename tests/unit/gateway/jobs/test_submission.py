@@ -76,7 +76,9 @@ def test_a_job_is_of_class_batch_and_its_debit_is_its_id_unless_it_says_otherwis
 
 
 def test_caller_fields_survive_the_store() -> None:
-    job = add(line(tags={"a": "ü"}, resend_uncertain="before_first_byte", allowed_providers=["p"], run_id="r", owner_fence=4))
+    job = add(
+        line(tags={"a": "ü"}, resend_uncertain="before_first_byte", allowed_providers=["p"], run_id="r", owner_fence=4)
+    )
     options = msgspec.json.decode(job.options, type=Options)
     assert options.tags == {"a": "ü"}
     assert options.resend_uncertain is Resend.BEFORE_FIRST_BYTE
