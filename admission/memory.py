@@ -162,7 +162,7 @@ class MemoryStore:
         return list((await self._send("settle", decision.Settle(outcomes, judged))).settled)
 
     def _outcome(self, settlement: Settlement) -> Outcome:
-        """Its Retry-After as it is now. A rate limit for longer than anybody should wait leaves the route out instead."""
+        """Its Retry-After as it is now. A rate limit for longer than anybody should wait leaves the route out."""
         asked = settlement.retry_after_s
         if asked is None:
             return Outcome(settlement)

@@ -1,0 +1,577 @@
+"""What every admission store does, whatever it is made of: one suite for PostgreSQL and for memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from admission.contract import AdmissionStore, Rejected, TicketRow
+from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict, new_id
+from admission.memory import MemoryDatabase, MemoryStore
+from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
+from admission.store import Store
+
+GROUP = "http://provider.test:80"
+KEY = uuid.UUID(int=1)
+
+
+class Process:
+    """A store, and who asks it."""
+
+    def __init__(self, store: AdmissionStore) -> None:
+        self.store = store
+        self.owner = new_id()
+        self.process = new_id()
+
+    async def ask(self, *demands: Demand, group: str = GROUP) -> dict[uuid.UUID | None, TicketRow]:
+        rows = await self.store.acquire(group, self.owner, [(demand, 0.0) for demand in demands])
+        return {row.ticket_id: row for row in rows}
+
+    async def answer(self, demand: Demand) -> str:
+        return (await self.ask(demand))[demand.ticket_id].answer
+
+    async def granted(self, demand: Demand | None = None) -> TicketRow:
+        demand = demand or wanted()
+        row = (await self.ask(demand))[demand.ticket_id]
+        assert row.answer == "granted", row
+        return row
+
+    async def advance(self) -> dict[uuid.UUID | None, TicketRow]:
+        return await self.ask()
+
+    async def found(self, *demands: Demand) -> dict[uuid.UUID | None, TicketRow]:
+        return {row.ticket_id: row for row in await self.store.rescan(self.owner, demands)}
+
+    async def settle(self, *settlements: Settlement, judged: bool = True) -> list[bool]:
+        rows = await self.store.settle(0, settlements, judged=judged)
+        assert [row.ticket_id for row in rows] == [s.lease.ticket_id for s in settlements]
+        return [row.applied for row in rows]
+
+
+Processes = Callable[..., Awaitable[tuple[Process, Process]]]
+
+
+@pytest.fixture(params=["memory", "postgresql"])
+async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
+    """Two processes that share a store."""
+    url = request.getfixturevalue("database_url") if request.param == "postgresql" else None
+    async with AsyncExitStack() as stack:
+        databases: list[MemoryDatabase] = []
+
+        async def start(**changes: Any) -> tuple[Process, Process]:
+            settings = configured(**changes)
+            started = []
+            for _ in range(2):
+                store: AdmissionStore
+                if url is None:
+                    if not databases:
+                        databases.append(MemoryDatabase(settings))
+                    store = MemoryStore(settings, database=databases[0])
+                else:
+                    store = Store(url, settings)
+                stack.push_async_callback(store.close)
+                process = Process(store)
+                await store.configure()
+                await store.renew(process.owner, process.process, first=True)
+                started.append(process)
+            return started[0], started[1]
+
+        yield start
+
+
+def configured(*, revision: int = 1, settings: dict[str, Any] | None = None, **limits: Any) -> AdmissionSettings:
+    return AdmissionSettings(groups={GROUP: GroupSettings(**limits)}, revision=revision, **(settings or {}))
+
+
+def wanted(**changes: Any) -> Demand:
+    demand = Demand(
+        ticket_id=new_id(),
+        group=GROUP,
+        model="m",
+        credential="c",
+        klass=Class.INTERACTIVE,
+        key_id=KEY,
+        debit_id=new_id().hex,
+        attempt=1,
+        execution_limit_s=30,
+        isolation_s=5,
+        queue_timeout_s=30,
+        intent=b'{"session_id":"s"}',
+    )
+    return msgspec.structs.replace(demand, **changes)
+
+
+def ended(row: TicketRow, ending: Ending = Ending.CONFIRMED, **facts: Any) -> Settlement:
+    assert row.ticket_id is not None
+    assert row.granted_at is not None
+    assert row.day is not None
+    lease = Lease(
+        ticket_id=row.ticket_id,
+        group=row.group_id or GROUP,
+        number=row.number or 0,
+        generation=row.generation or 0,
+        probe=bool(row.probe),
+        judged=bool(row.judged),
+        hard_deadline=0.0,
+        granted_at=row.granted_at,
+        day=row.day,
+        queued_s=0.0,
+    )
+    facts.setdefault("verdict", Verdict.ANSWERED)
+    facts.setdefault("state", "charged")
+    facts.setdefault("record", b'{"usd":"0.25","status":"success","ended":"complete"}')
+    return Settlement(lease=lease, ending=ending, **facts)
+
+
+def uncertain(row: TicketRow, **facts: Any) -> Settlement:
+    facts.setdefault("verdict", Verdict.NONE)
+    return ended(row, Ending.UNCERTAIN, state="unknown", record=b'{"status":"unknown","ended":"broken"}', **facts)
+
+
+def failed(row: TicketRow, verdict: Verdict = Verdict.TRANSIENT, **facts: Any) -> Settlement:
+    return ended(row, verdict=verdict, state="zero", record=b'{"status":"error","ended":"error"}', **facts)
+
+
+async def until(found: Callable[[], Awaitable[Any]], within_s: float = 5.0) -> Any:
+    give_up = time.monotonic() + within_s
+    while not (result := await found()):
+        assert time.monotonic() < give_up, "it did not come true in time"
+        await asyncio.sleep(0.02)
+    return result
+
+
+# ---------------------------------------------------------------- slots and queue
+
+
+async def test_two_processes_share_one_limit(processes: Processes):
+    one, two = await processes(concurrency=2)
+    assert [await p.answer(wanted()) for p in (one, two, one, two)] == ["granted", "granted", "queued", "queued"]
+
+
+async def test_a_batch_is_granted_in_its_order(processes: Processes):
+    one, _ = await processes(concurrency=2)
+    demands = [wanted() for _ in range(4)]
+    rows = await one.ask(*demands)
+    assert [rows[d.ticket_id].answer for d in demands] == ["granted", "granted", "queued", "queued"]
+    assert None in rows
+
+
+async def test_a_grant_carries_what_a_lease_needs(processes: Processes):
+    one, _ = await processes()
+    row = await one.granted(wanted(execution_limit_s=30))
+    assert (row.group_id, row.probe, row.judged, row.owner_id) == (GROUP, False, False, one.owner)
+    assert row.granted_at is not None
+    assert abs(row.granted_at.timestamp() - time.time()) < 5
+    assert row.day is not None
+    assert row.remaining_ms is not None
+    assert 29_000 < row.remaining_ms <= 30_000
+
+
+async def test_the_callers_deadline_bounds_the_hard_deadline(processes: Processes):
+    one, _ = await processes()
+    row = await one.granted(wanted(caller_deadline_s=3.0, isolation_s=5))
+    assert row.remaining_ms is not None
+    assert 7_000 < row.remaining_ms <= 8_000
+
+
+async def test_a_full_queue_refuses_and_keeps_nothing(processes: Processes):
+    one, _ = await processes(concurrency=1, queue=1)
+    await one.granted()
+    assert [await one.answer(wanted()) for _ in range(2)] == ["queued", "queue_full"]
+    [group] = await one.store.groups()
+    assert (group["active"], group["queued"]) == (1, 1)
+
+
+async def test_batch_takes_half_of_the_queue_and_all_slots_but_one(processes: Processes):
+    one, _ = await processes(concurrency=2, queue=2)
+    answers = [await one.answer(wanted(klass=Class.BATCH)) for _ in range(3)]
+    assert answers == ["granted", "queued", "queue_full"]
+    assert await one.answer(wanted()) == "granted"
+
+
+async def test_a_retry_keeps_its_place_beyond_the_bound(processes: Processes):
+    one, _ = await processes(concurrency=1, queue=1)
+    held = await one.granted()
+    first = wanted()
+    await one.ask(first)
+    place = (await one.found(first))[first.ticket_id].number
+    assert place is not None
+    again = wanted(place=place)
+    assert await one.answer(again) == "queued"
+    assert await one.answer(wanted()) == "queue_full"
+    assert await one.answer(wanted(place=place)) == "queue_full"
+    await one.store.abandon(0, [first.ticket_id], tombstone=False)
+    await one.settle(ended(held))
+    assert (await one.advance())[again.ticket_id].answer == "granted"
+
+
+async def test_a_ticket_of_another_process_is_notified_and_confirmed_by_it(processes: Processes):
+    one, two = await processes(concurrency=1)
+    held = await one.granted()
+    waiting = wanted()
+    await two.ask(waiting)
+    await one.settle(ended(held))
+    row = (await one.advance())[waiting.ticket_id]
+    assert (row.answer, row.owner_id) == ("notify", two.owner)
+    assert (await two.found(waiting))[waiting.ticket_id].answer == "granted"
+    assert (await two.found(waiting))[waiting.ticket_id].answer == "granted"
+
+
+async def test_an_unconfirmed_grant_returns_to_the_queue(processes: Processes):
+    one, two = await processes(concurrency=1, settings={"unconfirmed_grant_s": 0.1})
+    held = await one.granted()
+    waiting = wanted()
+    await two.ask(waiting)
+    await one.settle(ended(held))
+    assert (await one.advance())[waiting.ticket_id].answer == "notify"
+
+    async def granted_again() -> bool:
+        row = (await one.advance()).get(waiting.ticket_id)
+        return row is not None and row.answer == "notify"
+
+    await until(granted_again)
+
+
+async def test_a_waiter_hears_its_position_and_why(processes: Processes):
+    one, two = await processes(concurrency=1)
+    await one.granted()
+    first, second = wanted(), wanted(debit_id="second")
+    await one.ask(first)
+    await two.ask(second)
+    row = (await two.found(second))[second.ticket_id]
+    assert (row.answer, row.ahead, row.wait_reason, row.group_id) == ("queued", 1, "capacity", GROUP)
+    waits = await one.store.waits(["second", "nobody"])
+    assert {debit: (w.group, w.position, w.reason) for debit, w in waits.items()} == {"second": (GROUP, 2, "capacity")}
+
+
+# ---------------------------------------------------------------- who may ask
+
+
+async def test_a_replay_changes_nothing(processes: Processes):
+    one, two = await processes(concurrency=1)
+    held, waiting = wanted(), wanted()
+    first = await one.ask(held, waiting)
+    again = await one.ask(held, waiting)
+    assert [again[d.ticket_id].answer for d in (held, waiting)] == ["granted", "queued"]
+    assert again[held.ticket_id].granted_at == first[held.ticket_id].granted_at
+    assert await two.answer(held) == "duplicate_debit"
+    await one.settle(ended(first[held.ticket_id]))
+    assert await one.answer(held) == "ended"
+
+
+async def test_a_debit_has_one_live_ticket_and_each_attempt_once(processes: Processes):
+    one, two = await processes(concurrency=3)
+    row = await one.granted(wanted(debit_id="d"))
+    assert await two.answer(wanted(debit_id="d", attempt=2)) == "duplicate_debit"
+    await one.settle(uncertain(row))
+    assert await two.answer(wanted(debit_id="d")) == "duplicate_debit"
+    assert await two.answer(wanted(debit_id="d", attempt=2)) == "granted"
+    assert await two.answer(wanted(debit_id="d", attempt=3)) == "duplicate_debit"
+
+
+async def test_a_passed_deadline_is_refused(processes: Processes):
+    one, _ = await processes()
+    assert await one.answer(wanted(caller_deadline_s=0.0)) == "deadline_exceeded"
+
+
+async def test_a_lower_fence_is_refused_and_its_waiters_are_let_go(processes: Processes):
+    one, two = await processes(concurrency=1)
+    await one.granted()
+    old = wanted(fence=Fence(scope_id="s", run_id="r", number=1))
+    await one.ask(old)
+    assert not await one.store.fenced(KEY, Fence(scope_id="s", run_id="r", number=1))
+    assert await two.answer(wanted(fence=Fence(scope_id="s", run_id="r", number=2))) == "queued"
+    assert (await one.found(old))[old.ticket_id].answer == "owner_fence"
+    assert await one.answer(wanted(fence=Fence(scope_id="s", run_id="r", number=1))) == "owner_fence"
+    assert await one.store.fenced(KEY, Fence(scope_id="s", run_id="r", number=1))
+    assert not await one.store.fenced(uuid.UUID(int=2), Fence(scope_id="s", run_id="r", number=1))
+
+
+async def test_a_tombstone_stops_a_late_acquire(processes: Processes):
+    one, _ = await processes(concurrency=1)
+    await one.granted()
+    never, waiting = wanted(), wanted()
+    await one.ask(waiting)
+    await one.store.abandon(0, [never.ticket_id, waiting.ticket_id], tombstone=True)
+    assert [await one.answer(demand) for demand in (never, waiting)] == ["ended", "ended"]
+
+
+async def test_an_unknown_group_is_refused_definitely(processes: Processes):
+    one, _ = await processes()
+    with pytest.raises(Rejected):
+        await one.ask(wanted(), group="nobody")
+
+
+async def test_an_endpoint_that_moved_says_where(processes: Processes):
+    one, _ = await processes(endpoints=("e",))
+    other = {GROUP: GroupSettings(endpoints=("f",)), "other": GroupSettings(endpoints=("e",))}
+    one.store._settings = msgspec.structs.replace(configured(revision=2), groups=other)  # type: ignore[attr-defined]
+    assert await one.store.configure() == []
+    demand = wanted(endpoint="e")
+    row = (await one.ask(demand))[demand.ticket_id]
+    assert (row.answer, row.group_id) == ("moved", "other")
+    assert (await one.ask(demand, group="other"))[demand.ticket_id].answer == "granted"
+
+
+async def test_the_newest_limits_are_in_force_and_the_others_are_told(processes: Processes):
+    one, two = await processes(concurrency=1)
+    one.store._settings = configured(concurrency=2)  # type: ignore[attr-defined]
+    assert await one.store.configure() == []
+    assert await two.store.configure() == [GROUP]
+    assert [await p.answer(wanted()) for p in (two, two)] == ["granted", "granted"]
+
+
+# ---------------------------------------------------------------- endings
+
+
+async def test_an_attempt_settles_once_and_unknown_is_corrected_once(processes: Processes):
+    one, _ = await processes()
+    row = await one.granted()
+    assert await one.settle(uncertain(row)) == [True]
+    assert await one.settle(uncertain(row)) == [False]
+    assert await one.settle(ended(row)) == [True]
+    assert await one.settle(ended(row)) == [False]
+
+
+async def test_a_clean_settlement_settles_once_too(processes: Processes):
+    one, _ = await processes()
+    row = await one.granted()
+    assert await one.settle(ended(row), judged=False) == [True]
+    assert await one.settle(ended(row), judged=False) == [False]
+
+
+async def test_one_settlement_twice_in_a_batch_counts_once(processes: Processes):
+    one, _ = await processes()
+    settlement = ended(await one.granted())
+    assert await one.settle(settlement, settlement) == [True, False]
+
+
+async def test_an_unknown_end_and_its_correction_may_come_together(processes: Processes):
+    one, _ = await processes()
+    row = await one.granted()
+    assert await one.settle(uncertain(row), ended(row)) == [True, True]
+    assert await one.settle(ended(row)) == [False]
+
+
+async def test_a_settlement_tells_its_group_and_whether_somebody_waits(processes: Processes):
+    one, two = await processes(concurrency=1)
+    row = await one.granted()
+    await two.ask(wanted())
+    [settled] = await one.store.settle(0, [ended(row)], judged=False)
+    assert (settled.group_id, settled.waiters) == (GROUP, True)
+
+
+async def test_a_settlement_of_a_ticket_nobody_knows_is_not_applied(processes: Processes):
+    one, _ = await processes()
+    row = msgspec.structs.replace(await one.granted(), ticket_id=new_id())
+    [settled] = await one.store.settle(0, [ended(row)], judged=False)
+    assert (settled.applied, settled.group_id) == (False, None)
+
+
+async def test_an_uncertain_slot_stays_until_its_window_has_passed(processes: Processes):
+    one, _ = await processes(concurrency=1)
+    row = await one.granted(wanted(execution_limit_s=0.1, isolation_s=0.2))
+    await one.settle(uncertain(row))
+    waiting = wanted()
+    assert await one.answer(waiting) == "queued"
+    [group] = await one.store.groups()
+    assert (group["active"], group["quarantined"], group["queued"]) == (0, 1, 1)
+
+    async def granted() -> bool:
+        row = (await one.advance()).get(waiting.ticket_id)
+        return row is not None and row.answer == "granted"
+
+    await until(granted)
+
+
+async def test_where_closing_confirms_the_end_the_slot_is_free_sooner(processes: Processes):
+    one, _ = await processes(concurrency=1, queue=0)
+    await one.settle(uncertain(await one.granted(), cancel_confirms_after_s=0.1))
+
+    async def granted() -> bool:
+        return await one.answer(wanted()) == "granted"
+
+    await until(granted)
+
+
+async def test_headroom_lets_one_pass_a_quarantined_slot(processes: Processes):
+    one, _ = await processes(concurrency=1, quarantine_headroom=1)
+    await one.settle(uncertain(await one.granted()))
+    assert [await one.answer(wanted()) for _ in range(2)] == ["granted", "queued"]
+
+
+async def test_abandoning_frees_slots_and_names_their_groups(processes: Processes):
+    one, _ = await processes(concurrency=1)
+    held, waiting = wanted(), wanted()
+    await one.ask(held, waiting)
+    assert await one.store.abandon(0, [waiting.ticket_id], tombstone=False) == []
+    assert await one.store.abandon(0, [held.ticket_id], tombstone=False) == [GROUP]
+    assert await one.answer(held) == "ended"
+    assert await one.answer(wanted()) == "granted"
+
+
+# ---------------------------------------------------------------- breaker, floors, allowances
+
+
+async def opened(one: Process) -> None:
+    for _ in range(2):
+        await one.settle(failed(await one.granted()))
+
+
+async def test_the_breaker_opens_and_one_probe_closes_it(processes: Processes):
+    one, two = await processes(concurrency=3, failure_threshold=2, first_cooldown_s=0.2)
+    await opened(one)
+    refused = wanted()
+    row = (await two.ask(refused))[refused.ticket_id]
+    assert row.answer == "cooldown"
+    assert row.wait_ms is not None
+    assert 100 <= row.wait_ms <= 200
+    first, second = wanted(waits_for_cooldown=True), wanted(waits_for_cooldown=True)
+    await one.ask(first, second)
+
+    async def probing() -> TicketRow | None:
+        return (await one.advance()).get(first.ticket_id)
+
+    probe = await until(probing)
+    assert (probe.answer, probe.probe, probe.judged) == ("granted", True, True)
+    assert await two.answer(wanted()) == "cooldown"
+    assert (await one.found(second))[second.ticket_id].answer == "queued"
+    await one.store.decide(GROUP, first.ticket_id, probe.generation)
+    row = (await one.advance())[second.ticket_id]
+    assert (row.answer, row.probe) == ("granted", False)
+
+
+async def test_a_failed_probe_opens_again(processes: Processes):
+    one, _ = await processes(failure_threshold=2, first_cooldown_s=0.1)
+    await opened(one)
+
+    async def probing() -> TicketRow | None:
+        demand = wanted()
+        row = (await one.ask(demand))[demand.ticket_id]
+        return row if row.answer == "granted" else None
+
+    await one.settle(failed(await until(probing)))
+    assert await one.answer(wanted()) == "cooldown"
+
+
+async def test_a_replayed_failure_counts_once(processes: Processes):
+    one, _ = await processes(failure_threshold=2)
+    row = await one.granted()
+    for _ in range(2):
+        await one.settle(uncertain(row, verdict=Verdict.TRANSIENT))
+    assert await one.answer(wanted()) == "granted"
+
+
+async def test_an_operator_resets_a_group(processes: Processes):
+    one, _ = await processes(failure_threshold=2)
+    await opened(one)
+    assert await one.store.reset(GROUP)
+    assert await one.answer(wanted()) == "granted"
+    assert not await one.store.reset("nobody")
+
+
+async def test_a_rate_limit_gates_its_model_until_it_is_over(processes: Processes):
+    one, two = await processes()
+    await one.settle(failed(await one.granted(), Verdict.RATE_LIMITED, retry_after_s=0.3))
+    refused = wanted()
+    row = (await two.ask(refused))[refused.ticket_id]
+    assert row.answer == "cooldown"
+    assert row.wait_ms is not None
+    assert row.wait_ms <= 300
+    assert await two.answer(wanted(model="n")) == "granted"
+    waiting = wanted(waits_for_cooldown=True)
+    assert await two.answer(waiting) == "queued"
+
+    async def granted() -> bool:
+        row = (await two.advance()).get(waiting.ticket_id)
+        return row is not None and row.answer == "granted"
+
+    await until(granted)
+
+
+async def test_a_rate_limit_beyond_all_patience_makes_the_credential_unavailable(processes: Processes):
+    one, _ = await processes(settings={"longest_retry_after_s": 10.0})
+    await one.settle(failed(await one.granted(), Verdict.RATE_LIMITED, retry_after_s=11.0, account_wide=True))
+    assert await one.answer(wanted(model="n", waits_for_cooldown=True)) == "provider_unavailable"
+    assert await one.answer(wanted(credential="d")) == "granted"
+
+
+async def test_a_full_model_holds_up_nobody_else(processes: Processes):
+    one, _ = await processes(models={"m": ModelLimits(concurrency=1)})
+    await one.granted()
+    assert await one.answer(wanted()) == "queued"
+    assert await one.answer(wanted(model="n")) == "granted"
+
+
+async def test_what_was_not_dispatched_gives_its_request_back(processes: Processes):
+    one, _ = await processes(requests_per_minute=1)
+    row = await one.granted()
+    assert row.judged
+    assert await one.answer(waiting := wanted()) == "queued"
+    assert (await one.found(waiting))[waiting.ticket_id].wait_reason == "rate"
+    await one.settle(ended(row, Ending.NOT_DISPATCHED, verdict=Verdict.NONE, state="zero"))
+    assert (await one.advance())[waiting.ticket_id].answer == "granted"
+
+
+async def test_tokens_are_estimated_and_then_corrected(processes: Processes):
+    one, _ = await processes(tokens_per_minute=1000)
+    assert await one.answer(wanted(tokens=1001)) == "too_large"
+    row = await one.granted(wanted(tokens=900))
+    waiting = wanted(tokens=800)
+    assert await one.answer(waiting) == "queued"
+    await one.settle(ended(row, used_tokens=100))
+    assert (await one.advance())[waiting.ticket_id].answer == "granted"
+
+
+# ---------------------------------------------------------------- owners
+
+
+async def test_a_lapsed_owner_gets_nothing_and_begins_again_as_another(processes: Processes):
+    one, _ = await processes(settings={"lease_s": 0.2})
+
+    async def lapsed() -> bool:
+        return await one.answer(wanted()) == "lapsed"
+
+    await until(lapsed)
+    assert await one.store.renew(one.owner, one.process, first=False) is None
+    one.owner = new_id()
+    lives_s = await one.store.renew(one.owner, one.process, first=True)
+    assert lives_s is not None
+    assert 0.0 < lives_s <= 0.2
+
+
+async def test_burying_ends_waiters_and_quarantines_slots(processes: Processes):
+    one, two = await processes(concurrency=1)
+    row = await one.granted()
+    await one.ask(wanted())
+    assert await two.store.dead([one.owner, two.owner]) == set()
+    assert await two.store.bury([one.owner]) == [GROUP]
+    assert await two.store.dead([one.owner, two.owner]) == {one.owner}
+    await two.advance()
+    [group] = await two.store.groups()
+    assert (group["active"], group["quarantined"], group["queued"]) == (0, 1, 0)
+    # It was not dead after all: the true end is a correction, and frees the slot.
+    assert await one.settle(ended(row)) == [True]
+    assert await two.answer(wanted()) == "granted"
+
+
+async def test_the_sweep_names_groups_in_which_something_is_due(processes: Processes):
+    one, two = await processes(concurrency=1)
+    await one.granted(wanted(execution_limit_s=0.1))
+    assert await until(two.store.overdue) == [GROUP]
+
+
+async def test_who_listens_hears_of_its_owner(processes: Processes):
+    one, two = await processes()
+    heard: list[str] = []
+    async with two.store.listen(heard.append):
+        await one.store.notify([two.owner])
+        await until(lambda: asyncio.sleep(0, bool(heard)))
+    assert heard == [str(two.owner)]
