@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -20,7 +21,7 @@ from admission.lease import Class, Demand, Ending, Lease, Refusal, Settled, Sett
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import SettledRow, Store, StoreUnavailable
 from gateway import database
-from gateway.errors import AdmissionRefused, Code
+from gateway.errors import AdmissionRefused, AllRoutesFailed, Code, UpstreamRejected
 from gateway.pipeline import Pipeline
 from gateway.settling import Replay, Settling, Unacknowledged
 from metering.journal import PARKED, Journal
@@ -389,19 +390,24 @@ async def line_with_journal(database_url, tmp_path):
             yield line, provider, disk, settling
 
 
+def losing_settlements(controller: Any) -> asyncio.Event:
+    """While it is set, no settlement reaches the store."""
+    store, away = controller._store, asyncio.Event()
+    settle = store.settle
+
+    async def lost(*arguments) -> list[SettledRow]:
+        if away.is_set():
+            raise StoreUnavailable
+        rows: list[SettledRow] = await settle(*arguments)
+        return rows
+
+    store.settle = lost
+    return away
+
+
 async def test_a_journal_that_cannot_be_written_stops_admission_until_it_can(database_url, tmp_path):
     async with line_with_journal(database_url, tmp_path) as (line, provider, disk, settling):
-        store = line.controller._store
-        away = asyncio.Event()
-        settle = store.settle
-
-        async def lost(*arguments) -> list[SettledRow]:
-            if away.is_set():
-                raise StoreUnavailable
-            taken: list[SettledRow] = await settle(*arguments)
-            return taken
-
-        store.settle = lost
+        away = losing_settlements(line.controller)
         away.set()
         disk.sync_fails = True
         async with line.pipeline.stream(call("m")) as items:
@@ -428,6 +434,21 @@ async def test_a_journal_that_cannot_be_written_stops_admission_until_it_can(dat
         assert [row["state"] for row in await line.invocations()] == ["charged", "charged"]
         await line.audit()
         assert await line.slots() == []
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, UpstreamRejected), (503, AllRoutesFailed)])
+async def test_an_error_says_that_its_settlement_is_pending(database_url, tmp_path, status, error):
+    async with line_with_journal(database_url, tmp_path) as (line, provider, *_, settling):
+        away = losing_settlements(line.controller)
+        away.set()
+        await provider.set_faults(status=status)
+        with pytest.raises(error) as raised:
+            await line.pipeline.complete(call("m"))
+        assert raised.value.outcome is not None
+        assert raised.value.outcome.settlement == "pending"
+        away.clear()
+        await until(lambda: not settling._underway)
+        assert [row["state"] for row in await line.invocations()] == ["zero"]
 
 
 async def test_a_request_that_waited_while_the_journal_failed_is_not_sent(database_url, tmp_path):
