@@ -93,7 +93,7 @@ class Process:
 
 
 @asynccontextmanager
-async def process(url: str, directory: Path, **limits) -> AsyncIterator[Process]:
+async def process(url: str, directory: Path, *, patience_s: float = 0.2, **limits) -> AsyncIterator[Process]:
     given = AdmissionSettings(groups={GROUP: GroupSettings(concurrency=50, **limits)}, statement_s=1.0)
     made = Process(directory)
     async with AsyncExitStack() as stack:
@@ -102,7 +102,7 @@ async def process(url: str, directory: Path, **limits) -> AsyncIterator[Process]
         await made.store.configure()
         made.journal = await stack.enter_async_context(Journal(directory, disk=made.disk).opened())
         made.controller = await stack.enter_async_context(Controller(made.store, given).opened())
-        made.settling = await stack.enter_async_context(Settling(made.controller, 0.2, made.journal).opened())
+        made.settling = await stack.enter_async_context(Settling(made.controller, patience_s, made.journal).opened())
         pool = await stack.enter_async_context(database.open_pool(url, name="test", size=1))
         made.replay = Replay(made.journal, made.controller, Ledger(pool, zone="UTC").states)
         yield made
@@ -330,7 +330,8 @@ async def test_once_the_store_is_away_what_ends_is_kept_at_once(database_url, tm
 
 
 async def test_a_process_that_ends_while_the_store_is_away_leaves_everything_on_the_disk(database_url, tmp_path):
-    async with process(database_url, tmp_path) as one:
+    # It ends before any of them is overdue.
+    async with process(database_url, tmp_path, patience_s=30) as one:
         leases = [await one.lease() for _ in range(3)]
         one.store.away = True
         for lease in leases:
