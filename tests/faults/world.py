@@ -531,7 +531,15 @@ async def world(
         await provider.set_faults(**QUICK_ANSWERS)
         name = f"faults_{uuid.uuid4().hex[:12]}"
         await fresh_database(server, name)
-        made = World(report=report, directory=directory, server=server, database=name, provider=provider, clock=clock)
+        made = World(
+            report=report,
+            directory=directory,
+            server=server,
+            database=name,
+            provider=provider,
+            clock=clock,
+            times=times,
+        )
         config = directory / "tollbridge.toml"
         config.write_text(configuration(provider.url))
         for number in range(gateways):
