@@ -136,7 +136,7 @@ def readable(replay: str, source: str) -> list[str]:
     lines = source.splitlines()
     steps: list[str] = []
     values: dict[str, str] = {}
-    seen: set[str] = set()
+    seen: set[tuple[str, str]] = set()
     for line in replay.splitlines():
         step = re.match(r"\s*(\d+):\s+proc\s+(\d+) \((:?\w+:?):\d+\) \S+?:(\d+) \(state \d+\)\s*(.*)", line)
         value = re.match(r"\s*([a-z_]+(?:\[\d+\])?) = (\S+)\s*$", line)
