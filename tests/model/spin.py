@@ -134,6 +134,9 @@ def parsed(report: str) -> Found:
 def readable(replay: str, source: str) -> list[str]:
     """The replay of an error, one line a step, in the words of the model; last the values that are not zero."""
     lines = source.splitlines()
+    first: dict[str, int] = {}
+    for number, name in re.findall(r"proc\s+(\d+) \((\w+):\d+\)", replay):
+        first[name] = min(first.get(name, int(number)), int(number))
     steps: list[str] = []
     values: dict[str, str] = {}
     seen: set[tuple[str, str]] = set()
@@ -147,9 +150,8 @@ def readable(replay: str, source: str) -> list[str]:
             steps.append("      FROM HERE IT GOES ROUND")
         elif step and step[5].startswith("[") and (step[1], step[2]) not in seen and not step[3].startswith(":"):
             seen.add((step[1], step[2]))
-            steps.append(
-                f"{step[1]:>4}  {step[3]} {int(step[2]) - 1}, line {step[4]}: {lines[int(step[4]) - 1].strip()}"
-            )
+            who = f"{step[3]} {int(step[2]) - first[step[3]]}"
+            steps.append(f"{step[1]:>4}  {who}, line {step[4]}: {lines[int(step[4]) - 1].strip()}")
         elif value:
             values[value[1]] = value[2]
     shown = "  ".join(f"{name}={value}" for name, value in values.items() if value not in {"0", "none", "absent"})
