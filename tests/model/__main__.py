@@ -4,7 +4,7 @@ The model check of admission: `python -m tests.model`, or with `--quick` a first
 Tests try schedules; this visits all of them. Two models in Promela say what the rules of admission allow every party
 to do, in every order, and Spin looks at each state that can come of it. Then every planted bug of a list is put into
 its model, and the check must find an error in each: a check that cannot fail proves nothing. A statement that no path
-reaches is an error too. Needs Debian's `spin` and `gcc` (apt-get install spin gcc libc6-dev).
+reaches is an error too. Needs Debian's `spin` and `gcc` (apt-get install spin gcc libc6-dev) and 3 GB of memory.
 
 `slots.pml`: requests of two owners over the slots of one group. Acquires, confirmations and settlements whose
 acknowledgement is lost before or after the commit, or that commit after their sender gave up; the same ticket asked for
@@ -40,6 +40,7 @@ What the models leave out, so that nobody takes them for more:
 - The store never forgets a commit and never leaves for long: no failover, no journal, no reclaim pause. A lost owner is
   not seen again under its name. An acquire is under way at most twice at once, a confirmation or abandoning once.
 - Every abandoned ticket without an end gets a tombstone; the controller spares those whose acquire was acknowledged.
+- A probe that is abandoned, rather than settled as not dispatched, is a lost one and reopens: so say the rules.
 - The breaker has no slow answers, its window forgets all failures at once, and the growing cooldown is a moment.
 - The sizes are small (the table says which), and so is the number of faults. Bugs that need more are not found.
 
