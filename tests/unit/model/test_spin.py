@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.model.__main__ import BREAKER_BUGS, FULL, MUTANTS, QUICK, SLOT_BUGS, main
-from tests.model.spin import DEPTH, Unusable, parsed, readable
+from tests.model.spin import DEPTH, Found, Search, Unusable, parsed, readable
 
 PASSED = """
 (Spin Version 6.5.2 -- 6 December 2019)
@@ -148,3 +148,28 @@ def test_missing_tools_are_named_with_what_to_install(
     said = capsys.readouterr().err
     assert "needs spin and gcc" in said
     assert "apt-get install spin gcc" in said
+
+
+@pytest.mark.parametrize(
+    ("fails", "unreached", "survives", "code"),
+    [
+        pytest.param(False, (), False, 0, id="all is well"),
+        pytest.param(True, (), False, 1, id="a check finds an error"),
+        pytest.param(False, ("slots.pml:1, state 1",), False, 1, id="a statement is never reached"),
+        pytest.param(False, (), True, 1, id="a planted bug survives"),
+    ],
+)
+def test_the_exit_code_says_whether_all_is_well(
+    monkeypatch: pytest.MonkeyPatch, *, fails: bool, unreached: tuple[str, ...], survives: bool, code: int
+) -> None:
+    def pretended(what: Search) -> Found:
+        planted = (
+            any(name.startswith("BUG_") or name == "STRICT" for name in what.defines) and "FENCED" not in what.defines
+        )
+        wrong = (planted and not (survives and "BUG_NO_RAMP" in what.defines)) or (not planted and fails)
+        error = "invalid end state" if wrong else None
+        return Found(states=1, transitions=1, depth=1, seconds=0.0, error=error, unreached=() if planted else unreached)
+
+    monkeypatch.setattr("tests.model.__main__.search", pretended)
+    monkeypatch.setattr("tests.model.__main__.require_tools", lambda: None)
+    assert main([]) == code
