@@ -101,7 +101,8 @@ class Run:
         error = attempt.error
         if isinstance(error, Rejected) and error.error_class is ErrorClass.FATAL:
             raise UpstreamRejected(
-                f"{attempt.route.provider.id} refused the request: {error.message}", outcome=self.outcome("failed")
+                f"{attempt.route.provider.id} refused the request: {error.message}",
+                outcome=self.outcome("failed", receipt=receipt),
             )
         if isinstance(error, RequestNotExpressible):
             return False
@@ -110,7 +111,7 @@ class Run:
             raise AllRoutesFailed(
                 "an attempt failed and the control store did not acknowledge its settlement",
                 code=Code.CONTROL_STORE_UNAVAILABLE,
-                outcome=self.outcome("failed"),
+                outcome=self.outcome("failed", receipt=receipt),
                 retry_after_s=1.0,
             )
         remaining = self.remaining_s()

@@ -30,7 +30,9 @@ from tests.faults.world import (
     ISOLATION_S,
     LEASE_S,
     LIMIT,
+    MODELS,
     QUEUE_S,
+    QUICK_ANSWERS,
     RETRY_S,
     STATEMENT_S,
     Gateway,
@@ -73,6 +75,8 @@ class Scenario:
     own_server: bool = False
 
 
+#: In the long runs; `make test` does it once.
+TIMES: Final = 3
 #: As long as they may be, and work that goes on when the caller leaves: a slot that comes free too early is seen.
 LONG_ANSWERS: Final[dict[str, Any]] = {
     "latency": 1.2,
@@ -104,8 +108,14 @@ def scenario(
     return register
 
 
-async def run(chosen: Scenario, seed: int, server: Server | None = None, *, report: Report | None = None) -> Report:
-    """One round, judged. `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`."""
+async def run(
+    chosen: Scenario, seed: int, server: Server | None = None, *, times: int = TIMES, report: Report | None = None
+) -> Report:
+    """
+    One round, judged. `times`: how often the scenario does its worst, where it does it more than once.
+
+    `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`.
+    """
     report = report or Report(scenario=chosen.name, seed=seed)
     began = time.monotonic()
     try:
@@ -119,6 +129,7 @@ async def run(chosen: Scenario, seed: int, server: Server | None = None, *, repo
                     gateways=chosen.gateways,
                     server=None if chosen.own_server else server,
                     clock=clock,
+                    times=times,
                     server_environ=clock.environ if clock is not None and chosen.clock == "database" else None,
                     gateway_environ=[clock.environ] if clock is not None and chosen.clock == "gateway" else (),
                 )
@@ -157,7 +168,7 @@ async def commits_are_lost(world: World) -> None:
             Rule(action=Action.SLICE, probability=0.03),
         ]
     async with world.load():
-        await asyncio.sleep(4)
+        await asyncio.sleep(1.5 + 1.5 * world.times)
     world.faults_end()
 
 
@@ -167,7 +178,7 @@ async def the_network_breaks(world: World) -> None:
     for gateway in world.gateways:
         gateway.proxy.rules = [Rule(action=Action.HALF_OPEN, probability=0.01)]
     async with world.load():
-        for _ in range(3):
+        for _ in range(world.times):
             await asyncio.sleep(world.chance.uniform(0.5, 1.0))
             gateway = world.chance.choice(world.gateways)
             gateway.proxy.refusing = True
@@ -189,7 +200,7 @@ async def the_network_breaks(world: World) -> None:
 async def gateways_are_killed(world: World) -> None:
     """kill -9 of one of three, again and again; it comes back in the directory it had."""
     async with world.load():
-        for _ in range(2):
+        for _ in range(world.times):
             await asyncio.sleep(world.chance.uniform(0.7, 1.3))
             gateway = world.chance.choice(world.gateways)
             await gateway.kill()
@@ -205,7 +216,7 @@ async def gateways_are_killed(world: World) -> None:
 async def gateways_are_stopped(world: World) -> None:
     """SIGSTOP for longer than the lease, then SIGCONT: what it held is another's by then."""
     async with world.load():
-        for _ in range(2):
+        for _ in range(world.times):
             await asyncio.sleep(world.chance.uniform(0.4, 0.8))
             gateway = world.chance.choice(world.gateways)
             gateway.suspend()
@@ -263,10 +274,10 @@ async def answers_outlive_store_and_process(world: World) -> None:
 async def postgres_is_killed(world: World) -> None:
     """SIGKILL under load: once all of it, once the postmaster alone, whose backends end by themselves."""
     async with world.load():
-        kinds = [True, False]
+        kinds = [True, False] * max(1, world.times // 2)
         world.chance.shuffle(kinds)
         for backends in kinds:
-            await asyncio.sleep(world.chance.uniform(0.8, 1.5))
+            await asyncio.sleep(world.chance.uniform(0.5, 1.2))
             await asyncio.to_thread(world.server.kill, backends=backends)
             world.struck(POSTGRES_KILLED if backends else POSTMASTER_KILLED)
             world.report.kills += 1
@@ -292,7 +303,7 @@ async def postgres_is_restarted(world: World) -> None:
 async def listeners_are_killed(world: World) -> None:
     """What waits for a hint goes on without it, within a rescan."""
     async with world.load(clients=14):
-        for _ in range(8):
+        for _ in range(4 * world.times):
             await asyncio.sleep(world.chance.uniform(0.2, 0.4))
             killed = await world.rows(
                 "select pg_terminate_backend(pid) as done from pg_stat_activity"
@@ -337,18 +348,25 @@ async def the_database_clock_jumps_forward(world: World) -> None:
     await _clock_is_stepped(world, 3600, CLOCK_FORWARD)
 
 
-@scenario(CLOCK_BACK, clock="database")
+@scenario(CLOCK_BACK, GATEWAY_KILLED, gateways=3, clock="database")
 async def the_database_clock_jumps_back(world: World) -> None:
-    """Two hours at once: nothing revives, lives longer or stands still."""
-    await _clock_is_stepped(world, -7200, CLOCK_BACK)
+    """
+    Two hours at once: nothing revives, lives longer or stands still.
+
+    What a caller left before comes out of quarantine at its time, and a process that is killed is dead when its lease
+    lapses, not two hours later. It stays away, so that nobody finds its lock file free.
+    """
+    await _clock_is_stepped(world, -7200, CLOCK_BACK, kills=world.gateways[2])
 
 
-async def _clock_is_stepped(world: World, seconds: int, fault: str) -> None:
+async def _clock_is_stepped(world: World, seconds: int, fault: str, *, kills: Gateway | None = None) -> None:
     clock = world.clock
     assert clock is not None
     await world.provider.set_faults(**LONG_ANSWERS)
     calls = await _all_slots_taken(world)
+    left = await asked(world, world.gateways[0], f"s{world.seed}-left", stream=True, model=MODELS[1], leaves_at=0)
     async with world.load():
+        await _until(world, "select from control.ticket where state = 'quarantined' and debit_id = $1", left.marker)
         for step in range(1, 4):
             try:
                 await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
@@ -362,8 +380,13 @@ async def _clock_is_stepped(world: World, seconds: int, fault: str) -> None:
             moved = (after["now"] - before["now"]).total_seconds()
             assert abs(moved - seconds) < 60, f"the server's clock moved by {moved} s"
             world.struck(fault)
+            if step == 2 and kills is not None:
+                await kills.kill()
+                world.report.kills += 1
+                world.struck(GATEWAY_KILLED)
             # The same once more while what the last step did is still going on, and once when it should be over.
             await asyncio.sleep(world.chance.uniform(0.5, 1.0) if step == 1 else EXECUTION_S)
+        await world.provider.set_faults(**QUICK_ANSWERS)
         world.faults_end()
     await asyncio.gather(*calls)
 
@@ -452,11 +475,13 @@ async def the_database_is_replaced_by_a_lagging_copy(world: World) -> None:
             await asyncio.to_thread(old.kill)
             world.report.kills += 1
             world.struck(ROLLED_BACK)
-            world.faults_end()
             [timeline] = await world.rows("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as name")
             assert timeline["name"] == "00000002"
+            # As long as a dispatch that the copy has never heard of may go on.
             await asyncio.sleep(EXECUTION_S + ISOLATION_S)
             world.lost_before = time.monotonic()
+            await world.provider.set_faults(**QUICK_ANSWERS)
+            world.faults_end()
         await asyncio.gather(*calls)
         await world.ends_well()
     finally:
@@ -473,6 +498,13 @@ async def _all_slots_taken(world: World) -> list[asyncio.Task[Heard]]:
     ]
     await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
     return calls
+
+
+async def _until(world: World, statement: str, *arguments: str) -> None:
+    """Until the database has such a row."""
+    async with asyncio.timeout(QUEUE_S + CALL_S):
+        while not await world.rows(statement, *arguments):  # noqa: ASYNC110  another process does it
+            await asyncio.sleep(0.02)
 
 
 async def _served(world: World, gateway: Gateway) -> None:

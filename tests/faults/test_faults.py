@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_everything_adds_up_after(name: str, server: Server) -> None:
     seed = random.SystemRandom().randrange(1_000_000)
     # The seed is in the message of whatever is raised.
-    asyncio.run(run(SCENARIOS[name], seed, server))
+    asyncio.run(run(SCENARIOS[name], seed, server, times=1))
 
 
 def test_every_scenario_says_what_it_does_and_what_must_have_happened() -> None:

@@ -43,6 +43,14 @@ MODELS: Final = ("sim-fast", "sim-small")
 #: How long the provider goes on with what its caller has left: less than the isolation.
 WORK_CONTINUES_S: Final = 0.5
 CALL_S: Final = 4.0
+#: How the provider answers, unless a scenario wants it otherwise.
+QUICK_ANSWERS: Final[dict[str, Any]] = {
+    "latency": 0.02,
+    "jitter": 0.15,
+    "pace": 0.01,
+    "chunks": 8,
+    "work_continues": WORK_CONTINUES_S,
+}
 #: After the last fault: for every gateway to serve again, and for nothing to be left.
 SERVES_WITHIN_S: Final = 10.0
 RESTS_WITHIN_S: Final = EXECUTION_S + ISOLATION_S + 4 * LEASE_S + 5
@@ -133,9 +141,12 @@ class World:
         database: str,
         provider: SimulatedProvider,
         clock: Clock | None,
+        times: int,
     ) -> None:
         seed = self.seed = report.seed
         self.clock = clock
+        #: How often the scenario is to do its worst.
+        self.times = times
         self.directory = directory
         self.server = server
         self.database = database
@@ -505,6 +516,7 @@ async def world(
     gateways: int = 2,
     server: Server | None = None,
     clock: Clock | None = None,
+    times: int = 1,
     server_environ: Mapping[str, str] | None = None,
     gateway_environ: Sequence[Mapping[str, str]] = (),
 ) -> AsyncIterator[World]:
@@ -516,10 +528,18 @@ async def world(
         if server is None:
             server = await stack.enter_async_context(postgres_server(directory / "server", environ=server_environ))
         provider = await stack.enter_async_context(simulated_process())
-        await provider.set_faults(latency=0.02, jitter=0.15, pace=0.01, chunks=8, work_continues=WORK_CONTINUES_S)
+        await provider.set_faults(**QUICK_ANSWERS)
         name = f"faults_{uuid.uuid4().hex[:12]}"
         await fresh_database(server, name)
-        made = World(report=report, directory=directory, server=server, database=name, provider=provider, clock=clock)
+        made = World(
+            report=report,
+            directory=directory,
+            server=server,
+            database=name,
+            provider=provider,
+            clock=clock,
+            times=times,
+        )
         config = directory / "tollbridge.toml"
         config.write_text(configuration(provider.url))
         for number in range(gateways):

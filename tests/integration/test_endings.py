@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -287,3 +288,31 @@ async def test_the_hard_deadline_follows_from_what_the_request_may_produce(datab
         )
         assert abs(row["s"] - 20.2) < 0.01
         await task
+
+
+async def test_whenever_callers_leave_every_dispatch_is_charged_once_and_the_limit_holds(database_url, tmp_path):
+    seed = random.SystemRandom().getrandbits(32)
+    chance = random.Random(seed)
+    async with one_provider(database_url, tmp_path, concurrency=4) as (line, upstream):
+        await upstream.set_faults(latency=0.02, jitter=0.05, pace=0.005, chunks=12, capacity=4)
+        calls: list[asyncio.Task[None]] = []
+        for _ in range(80):
+            ask = chance.choice((stream_of, plain))
+            calls.append(asyncio.create_task(ask(line, asyncio.Event())))
+            asyncio.get_running_loop().call_later(chance.uniform(0, 0.4), calls[-1].cancel)
+            await asyncio.sleep(chance.uniform(0, 0.02))
+        async with asyncio.timeout(30):
+            ends = await asyncio.gather(*calls, return_exceptions=True)
+            ledger = await upstream.until()
+            await line.settled()
+        told = f"seed {seed}, {sum(isinstance(end, BaseException) for end in ends)} of {len(ends)} left, {ledger}"
+        rows = [row for row in await line.invocations() if row["status"] != "not_dispatched"]
+        assert ledger["peak_concurrency"] <= 4, told
+        assert len(rows) == ledger["dispatches"] == ledger["completed"], told
+        assert {row["state"] for row in rows} == {"charged"}, told
+        assert sum(row["output_total"] for row in rows) == ledger["tokens_out"], told
+        assert {row["status"] for row in rows} <= {"success", "cancelled"}, told
+        async with asyncio.timeout(10):
+            while await line.slots():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await line.audit()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -22,7 +23,7 @@ from admission.lease import Class, Demand, Ending, Lease, Refusal, Settled, Sett
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from gateway import database
-from gateway.errors import AdmissionRefused, Code
+from gateway.errors import AdmissionRefused, AllRoutesFailed, Code, UpstreamRejected
 from gateway.pipeline import Pipeline
 from gateway.settling import Replay, Settling, Unacknowledged
 from metering.journal import PARKED, Journal
@@ -95,7 +96,7 @@ class Process:
 
 
 @asynccontextmanager
-async def process(url: str, directory: Path, **limits) -> AsyncIterator[Process]:
+async def process(url: str, directory: Path, *, patience_s: float = 0.2, **limits) -> AsyncIterator[Process]:
     given = AdmissionSettings(groups={GROUP: GroupSettings(concurrency=50, **limits)}, statement_s=1.0)
     made = Process(directory)
     async with AsyncExitStack() as stack:
@@ -104,7 +105,7 @@ async def process(url: str, directory: Path, **limits) -> AsyncIterator[Process]
         await made.store.configure()
         made.journal = await stack.enter_async_context(Journal(directory, disk=made.disk).opened())
         made.controller = await stack.enter_async_context(Controller(made.store, given).opened())
-        made.settling = await stack.enter_async_context(Settling(made.controller, 0.2, made.journal).opened())
+        made.settling = await stack.enter_async_context(Settling(made.controller, patience_s, made.journal).opened())
         pool = await stack.enter_async_context(database.open_pool(url, name="test", size=1))
         made.replay = Replay(made.journal, made.controller, Ledger(pool, zone="UTC").states)
         yield made
@@ -340,7 +341,8 @@ async def test_once_the_store_is_away_what_ends_is_kept_at_once(database_url, tm
 
 
 async def test_a_process_that_ends_while_the_store_is_away_leaves_everything_on_the_disk(database_url, tmp_path):
-    async with process(database_url, tmp_path) as one:
+    # It ends before any of them is overdue.
+    async with process(database_url, tmp_path, patience_s=30) as one:
         leases = [await one.lease() for _ in range(3)]
         one.store.away = True
         for lease in leases:
@@ -400,19 +402,24 @@ async def line_with_journal(database_url, tmp_path):
             yield line, provider, disk, settling
 
 
+def losing_settlements(controller: Any) -> asyncio.Event:
+    """While it is set, no settlement reaches the store."""
+    store, away = controller._store, asyncio.Event()
+    settle = store.settle
+
+    async def lost(*arguments) -> list[SettledRow]:
+        if away.is_set():
+            raise StoreUnavailable
+        rows: list[SettledRow] = await settle(*arguments)
+        return rows
+
+    store.settle = lost
+    return away
+
+
 async def test_a_journal_that_cannot_be_written_stops_admission_until_it_can(database_url, tmp_path):
     async with line_with_journal(database_url, tmp_path) as (line, provider, disk, settling):
-        store = line.controller._store
-        away = asyncio.Event()
-        settle = store.settle
-
-        async def lost(*arguments) -> list[SettledRow]:
-            if away.is_set():
-                raise StoreUnavailable
-            taken: list[SettledRow] = await settle(*arguments)
-            return taken
-
-        store.settle = lost
+        away = losing_settlements(line.controller)
         away.set()
         disk.sync_fails = True
         async with line.pipeline.stream(call("m")) as items:
@@ -439,6 +446,21 @@ async def test_a_journal_that_cannot_be_written_stops_admission_until_it_can(dat
         assert [row["state"] for row in await line.invocations()] == ["charged", "charged"]
         await line.audit()
         assert await line.slots() == []
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, UpstreamRejected), (503, AllRoutesFailed)])
+async def test_an_error_says_that_its_settlement_is_pending(database_url, tmp_path, status, error):
+    async with line_with_journal(database_url, tmp_path) as (line, provider, *_, settling):
+        away = losing_settlements(line.controller)
+        away.set()
+        await provider.set_faults(status=status)
+        with pytest.raises(error) as raised:
+            await line.pipeline.complete(call("m"))
+        assert raised.value.outcome is not None
+        assert raised.value.outcome.settlement == "pending"
+        away.clear()
+        await until(lambda: not settling._underway)
+        assert [row["state"] for row in await line.invocations()] == ["zero"]
 
 
 async def test_a_request_that_waited_while_the_journal_failed_is_not_sent(database_url, tmp_path):

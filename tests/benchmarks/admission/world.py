@@ -9,7 +9,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,16 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         return self.count / self.seconds
 
 
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one uncontended pair."""
+
+    commits: float
+    #: Statements that a client sent.
+    round_trips: float
+    #: Those, by their text.
+    statements: Mapping[str, float]
+
+
 class World:
     def __init__(
         self, url: str, observer: asyncpg.Connection, *, postmaster: int, fsync_us: float, filesystem: str
@@ -113,14 +123,13 @@ class World:
             if worker.returncode is None:
                 worker.terminate()
         await asyncio.gather(*(worker.communicate() for worker in self._workers))
+        self._workers.clear()
 
     async def run(self, order: Order, processes: int) -> Round:
         """Raises RuntimeError if a process ends; what it said is on its standard error."""
         await self.start_workers(processes)
         workers = self._workers[:processes]
-        # One after the other: registering at once, they would wait for each other, and opening is not what is measured.
-        for worker in workers:
-            await self._tell(worker, msgspec.json.encode(order))
+        await asyncio.gather(*(self._tell(worker, msgspec.json.encode(order)) for worker in workers))
         start_at = time.monotonic() + 0.02
         answers = [asyncio.create_task(self._tell(worker, str(start_at).encode())) for worker in workers]
         try:
@@ -185,42 +194,50 @@ class World:
             await self.observer.execute(f"alter system set {name} = '{value}'")
         await self.observer.execute("select pg_reload_conf()")
 
-    async def quiet(self) -> None:
-        """Until no client's session of admission is left: only then has PostgreSQL added up what it did."""
-        left = "select exists (select from pg_stat_activity where datname = 'bench' and application_name <> 'bare')"
+    async def _quiet(self) -> None:
+        """Until no session of the benchmark's database is left."""
+        left = (
+            "select exists (select from pg_stat_activity where datname = 'bench' and backend_type = 'client backend')"
+        )
         async with asyncio.timeout(20):
             # The server has nothing to wait on.
             while await self.observer.fetchval(left):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
-    async def counted(self, pairs: int) -> tuple[float, float]:
+    async def counted(self, pairs: int) -> Counted:
         """
-        Commits and round trips of one uncontended pair, by the server's own count.
+        What one uncontended pair costs the server, by its own count.
 
         The same process does few pairs and then more; what both did beside the pairs (connecting, registering) falls
-        out of the difference. A round trip is one statement that a client sent.
+        out of the difference.
         """
+        # A session adds its commits up when it ends, or much later.
+        await self.stop_workers()
         await self.configure(**{"pg_stat_statements.track": "top", "autovacuum": "off"})
         try:
-            seen = []
-            for count in (10, 10 + pairs):
-                await self.quiet()
-                before = await self._sent()
-                await self.run(Order(groups=[HOT], clients=1, count=count), 1)
-                await self.quiet()
-                after = await self._sent()
-                seen.append((after[0] - before[0], after[1] - before[1]))
+            few, more = [await self._counts(count) for count in (10, 10 + pairs)]
         finally:
             await self.configure(**{"pg_stat_statements.track": "none", "autovacuum": "on"})
-        return (seen[1][0] - seen[0][0]) / pairs, (seen[1][1] - seen[0][1]) / pairs
-
-    async def _sent(self) -> tuple[int, int]:
-        row = await self.observer.fetchrow(
-            "select d.xact_commit, (select coalesce(sum(s.calls), 0)::bigint from pg_stat_statements s"
-            " where s.dbid = d.datid and s.toplevel) from pg_stat_database d where d.datname = 'bench'"
+        each = {query: (calls - few[1].get(query, 0)) / pairs for query, calls in more[1].items()}
+        return Counted(
+            commits=(more[0] - few[0]) / pairs,
+            round_trips=sum(each.values()),
+            statements={query: calls for query, calls in each.items() if calls},
         )
-        assert row is not None
-        return row[0], row[1]
+
+    async def _counts(self, pairs: int) -> tuple[int, dict[str, int]]:
+        commits = "select xact_commit from pg_stat_database where datname = 'bench'"
+        sent = (
+            "select s.query, sum(s.calls)::bigint as calls from pg_stat_statements s"
+            " join pg_database d on d.oid = s.dbid where d.datname = 'bench' and s.toplevel group by 1"
+        )
+        await self._quiet()
+        await self.observer.fetch("select pg_stat_statements_reset()")
+        before = await self.observer.fetchval(commits)
+        await self.run(Order(groups=[HOT], clients=1, count=pairs), 1)
+        await self._quiet()
+        after = await self.observer.fetchval(commits)
+        return after - before, {row["query"]: row["calls"] for row in await self.observer.fetch(sent)}
 
     @asynccontextmanager
     async def profiled(self) -> AsyncIterator[None]:

@@ -28,6 +28,8 @@ async def die(journal: Journal) -> None:
     journal._closing = True
     await asyncio.wait((journal._writer,))
     await journal._in_thread(lambda: None)
+    for entry in journal._entries.values():
+        entry.written.cancel()
     if journal._file is not None:
         journal._file.close()
         journal._file = None
