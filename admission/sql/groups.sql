@@ -25,6 +25,7 @@ select json_build_object(
                    'tokens_left', floor(control.filled_v1(a.tokens_left, a.tokens_per_minute, a.filled_at, c.now)))
                    order by a.model), '[]')
           from control.allowance a where a.group_id = g.group_id),
+    'queued_by_class', json_build_object('interactive', q.interactive, 'batch', q.total - q.interactive),
     'slots', s.slots, 'waiting', q.first) as occupancy
   from control.capacity_group g
  cross join clock c
@@ -43,9 +44,12 @@ select json_build_object(
        and (t.quarantined_until is null or t.quarantined_until > c.now)) s
  cross join lateral (
     select (select count(*) from control.ticket t where t.group_id = g.group_id and t.state = 'queued') as total,
+           (select count(*) from control.ticket t
+             where t.group_id = g.group_id and t.state = 'queued' and t.class = 0) as interactive,
            coalesce(json_agg(json_build_object(
                'position', w.position, 'class', case w.class when 0 then 'interactive' else 'batch' end, 'model', w.model,
-               'reason', r.reason, 'since', w.queued_at - c.ahead, 'debit_id', w.debit_id) order by w.position), '[]') as first
+               'reason', r.reason,
+               'expected_wait_s', round(control.expected_ms_v1(g, w.position::integer - 1, c.now) / 1000.0, 3), 'since', w.queued_at - c.ahead, 'debit_id', w.debit_id) order by w.position), '[]') as first
       from (select t.*, row_number() over (order by t.class, t.number) as position from control.ticket t
              where t.group_id = g.group_id and t.state = 'queued' order by t.class, t.number limit 20) w
      cross join lateral control.wait_reason_v2(g, w.credential, w.model, w.tokens, c.now) r) q

@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 
 from protos.tollbridge.v1 import gateway_pb2
 from tests.fakes.gateway_process import METADATA, GatewayProcess, batch_line, completion, gateway_process
+from tests.fakes.whole_line import OPEN
 
 PRICE_IN, PRICE_OUT = Decimal("2.50"), Decimal("10.00")
 
@@ -62,7 +63,7 @@ async def audit(url: str, ledger: dict) -> None:
                 "select sum(charged_usd) as usd, sum(attempts) as attempts from control.counter where kind = 'total'"
             )
             attempts = await connection.fetchval("select count(*) from control.attempt")
-            open_attempts = await connection.fetchval("select count(*) from control.ticket where state <> 'queued'")
+            open_attempts = len(await connection.fetch(OPEN))
         assert sums is not None
         assert counted is not None
         assert counted["usd"] == sums["usd"]

@@ -407,10 +407,10 @@ def losing_settlements(controller: Any) -> asyncio.Event:
     store, away = controller._store, asyncio.Event()
     settle = store.settle
 
-    async def lost(*arguments) -> list[SettledRow]:
+    async def lost(*arguments, **named) -> list[SettledRow]:
         if away.is_set():
             raise StoreUnavailable
-        rows: list[SettledRow] = await settle(*arguments)
+        rows: list[SettledRow] = await settle(*arguments, **named)
         return rows
 
     store.settle = lost

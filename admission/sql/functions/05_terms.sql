@@ -67,3 +67,42 @@ language sql as $$
      where a.group_id = p_group and a.model in ('', p_model)
        and (p_requests <> 0 or coalesce(p_tokens, 0) <> 0)
 $$;
+
+-- The queues of a group: one for each class, credential and model that somebody waits for. Steps from one to the next in
+-- the index, so it costs as much as there are of them, however long they are.
+create or replace function control.lanes_v1(p_group text) returns table (class smallint, credential text, model text)
+language sql stable as $$
+    with recursive lane as (
+        (select t.class, t.credential, t.model from control.ticket t
+          where t.group_id = p_group and t.state = 'queued'
+          order by t.class, t.credential, t.model limit 1)
+        union all
+        select s.class, s.credential, s.model
+          from lane l cross join lateral (
+            select t.class, t.credential, t.model from control.ticket t
+             where t.group_id = p_group and t.state = 'queued'
+               and (t.class, t.credential, t.model) > (l.class, l.credential, l.model)
+             order by t.class, t.credential, t.model limit 1) s
+    )
+    select l.class, l.credential, l.model from lane l
+$$;
+
+-- Does anybody wait for a slot that may have come free: one whose model is not full, and that no floor keeps back?
+create or replace function control.may_move_v1(p_group text) returns boolean
+language plpgsql stable as $$
+declare
+    v_now timestamptz;
+begin
+    if not exists (select from control.ticket t where t.group_id = p_group and t.state = 'queued') then
+        return false;
+    end if;
+    v_now := control.now_v1();
+    return exists (
+        select from control.lanes_v1(p_group) w
+         where control.floor_until_v1(p_group, w.credential, w.model, null, v_now) is null
+           and not exists (
+                select from control.allowance a
+                 where a.group_id = p_group and a.model = w.model
+                   and a.concurrency <= (select count(*) from control.ticket t
+                                          where t.group_id = p_group and t.state <> 'queued' and t.model = w.model)));
+end $$;

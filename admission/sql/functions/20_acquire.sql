@@ -271,20 +271,9 @@ begin
             g.batch_credit := 0;
         end if;
     elsif v_room > 0 then
-        with recursive lane as (
-            (select t.class, t.credential, t.model from control.ticket t
-              where t.group_id = p_group and t.state = 'queued'
-              order by t.class, t.credential, t.model limit 1)
-            union all
-            select s.class, s.credential, s.model
-              from lane l cross join lateral (
-                select t.class, t.credential, t.model from control.ticket t
-                 where t.group_id = p_group and t.state = 'queued'
-                   and (t.class, t.credential, t.model) > (l.class, l.credential, l.model)
-                 order by t.class, t.credential, t.model limit 1) s
-        ), candidate as (
+        with candidate as (
             select q.ticket_id, null::integer as n, q.class, q.number, q.model, q.tokens, q.credential
-              from lane l cross join lateral (
+              from control.lanes_v1(p_group) l cross join lateral (
                 select t.ticket_id, t.class, t.number, t.model, t.tokens, t.credential from control.ticket t
                  where t.group_id = p_group and t.state = 'queued' and t.class = l.class
                    and t.credential = l.credential and t.model = l.model and t.owner_id = any (v_fresh)

@@ -1,6 +1,7 @@
 -- rescan_v2: what became of this owner's waiting tickets. Confirms the grants that other processes made, without the
--- group lock, and reads the positions of the others. A ticket that is not there any more was let go: a newer executor of
--- its run came, or its breaker opened, or a floor was put under its model.
+-- group lock, and reads the positions of the others. A grant from before its breaker opened, or with a floor under its
+-- model since, goes back to its place in the queue: open means that nothing is sent. A ticket that is not there any more
+-- was let go: a newer executor of its run came, or its breaker opened, or a floor was put under its model.
 
 create or replace function control.rescan_v2(
     p_owner uuid, p_ticket uuid[], p_group text[], p_credential text[], p_model text[], p_key uuid[], p_scope text[],
@@ -24,6 +25,12 @@ begin
             update control.ticket t
                set state = 'active', grant_expires_at = null,
                    hard_deadline = least(v_now + t.execution_limit, t.caller_deadline + t.isolation)
+              from control.capacity_group g
+             where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
+               and t.grant_expires_at > v_now and g.group_id = t.group_id and g.generation = t.generation
+               and control.floor_until_v1(t.group_id, t.credential, t.model, null, v_now) is null;
+            update control.ticket t
+               set state = 'queued', granted_at = null, grant_expires_at = null, generation = null, day = null
              where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
                and t.grant_expires_at > v_now;
         end if;

@@ -52,8 +52,7 @@ begin
           from freed t join element e on e.ticket_id = t.ticket_id join opened o on o.ticket_id = t.ticket_id;
         if cardinality(v_lines) = cardinality(p_ticket) then
             v_groups := array(select distinct l.group_id from unnest(v_lines) l);
-            v_waiting := array(select u from unnest(v_groups) u
-                                where exists (select from control.ticket q where q.group_id = u and q.state = 'queued'));
+            v_waiting := array(select u from unnest(v_groups) u where control.may_move_v1(u));
             return query
                 select l.ticket_id, true, r.counters::text, l.group_id, l.group_id = any (v_waiting)
                   from unnest(v_lines) l
@@ -72,7 +71,9 @@ begin
     ), held as (
         update control.ticket t
            set state = 'quarantined',
-               quarantined_until = least(t.hard_deadline + t.isolation, v_now + e.quarantine_ms * interval '1 ms')
+               -- A window that began anew when the clock leapt is not cut short.
+               quarantined_until = least(greatest(t.quarantined_until, t.hard_deadline + t.isolation),
+                                         v_now + e.quarantine_ms * interval '1 ms')
           from element e
          where t.ticket_id = e.ticket_id and e.ending = 'uncertain' and t.state in ('active', 'quarantined')
         returning t as ticket
@@ -114,8 +115,7 @@ begin
 
     return query
         select e.ticket_id, r.ticket_id is not null, r.counters::text, coalesce(t.group_id, a.group_id),
-               exists (select from control.ticket q
-                        where q.group_id = coalesce(t.group_id, a.group_id) and q.state = 'queued')
+               control.may_move_v1(coalesce(t.group_id, a.group_id))
           from unnest(p_ticket) as e (ticket_id)
           left join control.record_v2(p_shard, v_lines) r on r.ticket_id = e.ticket_id
           left join unnest(v_tickets) t on t.ticket_id = e.ticket_id
@@ -260,6 +260,8 @@ language plpgsql as $$
 declare
     v_gone control.ticket[];
 begin
+    -- The place of a probe that is taken back before its dispatch goes to the next.
+    perform from control.capacity_group c where c.probe = any (p_ticket) order by c.group_id for update;
     perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
     if p_tombstone then
         insert into control.attempt (ticket_id, granted_at, day, state, settled_at)
@@ -280,5 +282,7 @@ begin
        from unnest(v_gone) t
       where t.state <> 'queued' and exists (select from control.allowance a where a.group_id = t.group_id)
       group by t.group_id, t.model order by t.group_id, t.model;
+    update control.capacity_group c set generation = c.generation + 1, probe = null
+     where c.breaker = 'half_open' and c.probe in (select t.ticket_id from unnest(v_gone) t);
     return query select distinct t.group_id from unnest(v_gone) t where t.state <> 'queued';
 end $$;
