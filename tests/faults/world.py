@@ -301,7 +301,7 @@ class World:
         while True:
             [left] = await self.rows(
                 "select (select count(*) from control.ticket) as tickets,"
-                " (select count(*) from control.ticket where state in ('active', 'quarantined')) as open"
+                " (select count(*) from control.attempt where state = 'open') as open"
             )
             if not left["tickets"] and not left["open"] and not (await self.provider.ledger())["active"]:
                 self.report.rested_s = time.monotonic() - since
