@@ -15,53 +15,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import Counter
 
-import msgspec
-
-from tests.simulation.invariants import Violation
+from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
-
-
-class Tally(msgspec.Struct):
-    """What schedules came to, added up."""
-
-    schedules: int = 0
-    steps: int = 0
-    virtual_s: float = 0.0
-    seen: Counter[str] = msgspec.field(default_factory=Counter)
-    #: Seed, and what is wrong.
-    failures: list[tuple[int, str]] = msgspec.field(default_factory=list)
-
-    def add(self, other: Tally) -> None:
-        self.schedules += other.schedules
-        self.steps += other.steps
-        self.virtual_s += other.virtual_s
-        self.seen.update(other.seen)
-        self.failures.extend(other.failures)
-
-    def count(self, *words: str) -> int:
-        """Schedules that failed with any of these words."""
-        return sum(any(word in what for word in words) for _, what in self.failures)
-
-    def never(self) -> list[str]:
-        return [what for what in SOMETIMES if not self.seen[what]]
-
-
-def play(seeds: range) -> Tally:
-    tally = Tally()
-    for seed in seeds:
-        tally.schedules += 1
-        try:
-            outcome = run(seed)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is that seed's, and the others go on
-            kind = "" if isinstance(error, Violation) else f"{type(error).__name__}: "
-            tally.failures.append((seed, f"{kind}{error}"))
-            continue
-        tally.steps += outcome.steps
-        tally.virtual_s += outcome.virtual_s
-        tally.seen.update(outcome.seen)
-    return tally
 
 
 def table(tally: Tally, seconds: float) -> str:

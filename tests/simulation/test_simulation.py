@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from admission import decision
-from tests.simulation.__main__ import Tally, play
+from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
 
 SAMPLE = 150

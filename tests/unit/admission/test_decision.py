@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from admission import decision
-from admission.breaker import BreakerState
+from admission.breaker import Breaker, BreakerState
 from admission.contract import SettledRow, TicketRow
 from admission.decision import SECOND, Event, State, Ticket
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
@@ -139,8 +139,12 @@ class World:
         return self.state.groups[GROUP]
 
     @property
-    def breaker(self) -> Any:
+    def breaker(self) -> Breaker:
         return self.group.breaker
+
+    @property
+    def closed(self) -> bool:
+        return self.breaker.state is BreakerState.CLOSED
 
     def ticket(self, ticket: uuid.UUID) -> Ticket:
         return self.state.tickets[ticket]
@@ -798,7 +802,7 @@ def test_a_probe_is_decided_by_its_first_content():
     world.do(decision.Decide(GROUP, probe, generation - 1))
     assert world.breaker.state is BreakerState.HALF_OPEN
     world.do(decision.Decide(GROUP, probe, generation))
-    assert world.breaker.state is BreakerState.CLOSED
+    assert world.closed
     assert world.ask().answer == "queued"  # its slot is a slot
     world.fail(probe)
     assert world.breaker.failed_at == ()  # of a generation that is over
@@ -849,13 +853,13 @@ def test_a_replay_counts_no_failure_twice():
     ticket = world.granted()
     for _ in range(2):
         world.settle(ticket, Ending.UNCERTAIN, verdict=Verdict.TRANSIENT, state="unknown")
-    assert world.breaker.state is BreakerState.CLOSED
+    assert world.closed
 
 
 def test_an_outcome_that_is_not_judged_moves_nothing():
     world = World(failure_threshold=1)
     world.fail(world.granted(), judged=False)
-    assert world.breaker.state is BreakerState.CLOSED
+    assert world.closed
 
 
 def test_an_operator_may_reset_a_group():
@@ -882,7 +886,7 @@ def test_a_rate_limit_gates_its_credential_and_model_only_and_leaves_the_breaker
     assert (row.answer, row.wait_ms) == ("cooldown", 7_000)
     assert world.ask(model="n").answer == "granted"
     assert world.ask(credential="d").answer == "granted"
-    assert world.breaker == decision.Breaker()
+    assert world.breaker == Breaker()
 
 
 def test_an_account_wide_rate_limit_gates_all_models_of_the_credential():
@@ -965,7 +969,7 @@ def test_a_rate_limited_probe_closes_the_breaker_and_leaves_a_floor():
     world.open_breaker()
     world.wait(10)
     limited(world, retry_after_s=7)
-    assert world.breaker.state is BreakerState.CLOSED
+    assert world.closed
     assert world.ask().answer == "cooldown"
     assert world.ask(model="n").answer == "granted"
 
