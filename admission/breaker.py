@@ -8,7 +8,8 @@ tested against it.
     open       the cooldown is over (time)                  HALF_OPEN, no probe yet
     half_open  the probe: ANSWERED, SLOW, RATE_LIMITED,     CLOSED, with a ramp of 1
                UNAVAILABLE
-    half_open  the probe: NONE, and it was not dispatched   half_open, the place goes to the next
+    half_open  the probe: NONE, and it was not dispatched;  half_open, the place goes to the next
+               or it is taken back
     half_open  the probe: anything else                     OPEN, for longer
     half_open  the probe is gone without a verdict (time)   OPEN, for longer
 
@@ -106,7 +107,7 @@ def judged(breaker: Breaker, limits: BreakerLimits, verdict: Verdict, ending: En
         case Step.CLOSE:
             return closed(breaker, limits)
         case Step.HAND_ON:
-            return msgspec.structs.replace(breaker, generation=breaker.generation + 1, probe=None)
+            return handed_on(breaker)
         case Step.OPEN:
             return opened(breaker, limits, now)
 
@@ -116,9 +117,7 @@ def elapsed(breaker: Breaker, limits: BreakerLimits, now: int, *, probe_lives: b
     if breaker.state is BreakerState.HALF_OPEN and breaker.probe is not None and not probe_lives:
         return opened(breaker, limits, now)
     if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None and breaker.cooldown_until <= now:
-        return msgspec.structs.replace(
-            breaker, state=BreakerState.HALF_OPEN, generation=breaker.generation + 1, probe=None
-        )
+        return handed_on(breaker)
     return breaker
 
 
@@ -133,6 +132,11 @@ def opened(breaker: Breaker, limits: BreakerLimits, now: int) -> Breaker:
 
 def closed(breaker: Breaker, limits: BreakerLimits) -> Breaker:
     return Breaker(generation=breaker.generation + 1, ramp=1 if limits.concurrency > 1 else None)
+
+
+def handed_on(breaker: Breaker) -> Breaker:
+    """Half-open, and the next that comes is the probe."""
+    return msgspec.structs.replace(breaker, state=BreakerState.HALF_OPEN, generation=breaker.generation + 1, probe=None)
 
 
 def cooldown(limits: BreakerLimits, times: int) -> int:

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec.structs import replace
 
-from admission.breaker import Breaker, BreakerLimits, BreakerState, closed, cooldown, elapsed, judged
+from admission.breaker import Breaker, BreakerLimits, BreakerState, closed, cooldown, elapsed, handed_on, judged
 from admission.contract import SettledRow, TicketRow
 from admission.lease import Class, Demand, Ending, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings, GroupSettings
@@ -563,8 +563,7 @@ class _Work:
                     if self.dead(ticket.owner) or (expired and ticket.queue_deadline + _OVERDUE < now):
                         self.tickets.drop(ticket.ticket_id)
                     elif expired:
-                        back = replace(ticket, state="queued", generation=None, granted_at=None, grant_expires_at=None)
-                        self.tickets.put(ticket.ticket_id, back)
+                        self.tickets.put(ticket.ticket_id, _back_in_queue(ticket))
                 case "active":
                     self._reconcile_active(ticket)
                 case "quarantined":
@@ -1117,8 +1116,7 @@ def _rescan(w: _Work, event: Rescan) -> Answers:
                 continue
             assert ticket.grant_expires_at is not None
             if ticket.grant_expires_at > w.now:
-                active = replace(ticket, state="active", grant_expires_at=None, hard_deadline=_hard_deadline(w, ticket))
-                w.tickets.put(ticket.ticket_id, active)
+                w.tickets.put(ticket.ticket_id, _confirmed(w, ticket))
     occupancies: dict[str, _Occupancy] = {}
     rows = []
     for demand in event.demands:
@@ -1130,6 +1128,20 @@ def _rescan(w: _Work, event: Rescan) -> Answers:
             occupancies[ticket.group] = _Occupancy(w, ticket.group)
         rows.append(_replayed_row(w, demand, occupancies[ticket.group]))
     return Answers(tickets=tuple(rows))
+
+
+def _confirmed(w: _Work, ticket: Ticket) -> Ticket:
+    """A grant from before its breaker opened, or with a floor put under its model since, goes back to its place."""
+    kinds: tuple[FloorKind, ...] = ("rate_limit", "unavailable")
+    if ticket.generation != w.groups.view[ticket.group].breaker.generation or w.floors_of(
+        ticket.group, ticket.credential, ticket.model, kinds
+    ):
+        return _back_in_queue(ticket)
+    return replace(ticket, state="active", grant_expires_at=None, hard_deadline=_hard_deadline(w, ticket))
+
+
+def _back_in_queue(ticket: Ticket) -> Ticket:
+    return replace(ticket, state="queued", generation=None, granted_at=None, grant_expires_at=None)
 
 
 # ------------------------------------------------------------------ settle
@@ -1150,7 +1162,8 @@ def _settle(w: _Work, event: Settle) -> Answers:
             continue
         if settlement.ending is Ending.UNCERTAIN:
             assert ticket.hard_deadline is not None
-            until = ticket.hard_deadline + ticket.isolation
+            # A window that began anew when the clock leapt is not cut short.
+            until = max(ticket.quarantined_until or 0, ticket.hard_deadline + ticket.isolation)
             if settlement.cancel_confirms_after_s is not None:
                 until = min(until, w.now + _us(settlement.cancel_confirms_after_s))
             w.tickets.put(ticket.ticket_id, replace(ticket, state="quarantined", quarantined_until=until))
@@ -1167,11 +1180,24 @@ def _settle(w: _Work, event: Settle) -> Answers:
         ticket_id = outcome.settlement.lease.ticket_id
         attempt = w.attempts.view.get(ticket_id)
         group_id = ticket.group if ticket is not None else None if attempt is None else attempt.group
-        waiters = group_id is not None and any(
-            t.state == "queued" and t.group == group_id for t in w.tickets.view.values()
-        )
+        waiters = group_id is not None and _may_move(w, group_id)
         rows.append(SettledRow(ticket_id, applied=new, counters=None, group_id=group_id, waiters=waiters))
     return Answers(settled=tuple(rows))
+
+
+def _may_move(w: _Work, group_id: str) -> bool:
+    """Somebody waits whose model is not full, and whom no floor keeps back."""
+    counted = _Occupancy(w, group_id)
+    for ticket in counted.queued:
+        limits = w.allowances.view.get((group_id, ticket.model)) if ticket.model else None
+        full = (
+            limits is not None
+            and limits.concurrency is not None
+            and counted.models.get(ticket.model, 0) >= limits.concurrency
+        )
+        if not full and not w.floors_of(group_id, ticket.credential, ticket.model, ("rate_limit", "unavailable")):
+            return True
+    return False
 
 
 def _attempt_state(settlement: Settlement) -> AttemptState:
@@ -1229,6 +1255,9 @@ def _abandon(w: _Work, event: Abandon) -> Answers:
             if ticket.state != "queued":
                 groups[ticket.group] = None
                 w.give_back(ticket.group, ticket.model, 1, ticket.tokens)
+                breaker = w.groups.view[ticket.group].breaker
+                if breaker.state is BreakerState.HALF_OPEN and breaker.probe == ticket_id:
+                    w.put_breaker(ticket.group, handed_on(breaker))
             if ticket.state == "active":
                 w.end(ticket, "zero")
         if event.tombstone and ticket_id not in w.attempts.view:

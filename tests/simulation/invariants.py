@@ -32,9 +32,10 @@ _ENDINGS = {
 class Watch:
     """Told of every event that a database applies. Counts what it has seen, and raises `Violation`."""
 
-    def __init__(self, runs: Callable[[uuid.UUID], bool]) -> None:
+    def __init__(self, runs: Callable[[uuid.UUID], bool], unconfirmed_grant_s: float) -> None:
         """`runs`: whether the provider still works on a ticket, for all it knows."""
         self._runs = runs
+        self._unconfirmed = round(unconfirmed_grant_s * decision.SECOND)
         self.seen: Counter[str] = Counter()
         self.steps = 0
         self.settlements: Counter[uuid.UUID] = Counter()
@@ -69,13 +70,13 @@ class Watch:
                 if not isinstance(event, Acquire):
                     raise Violation(f"{type(event).__name__} granted a ticket")
             if was is not None and not again:
-                self._moved(was, ticket, event, now)
+                self._moved(was, ticket, event, after, now)
         for ticket_id, ticket in before.tickets.items():
             if ticket_id not in after.tickets:
                 self._gone(ticket, event, after, now)
         return granted
 
-    def _moved(self, was: Ticket, ticket: Ticket, event: Event, now: int) -> None:
+    def _moved(self, was: Ticket, ticket: Ticket, event: Event, after: State, now: int) -> None:
         if was.state == ticket.state:
             return
         self.seen[f"{was.state} becomes {ticket.state}"] += 1
@@ -88,8 +89,11 @@ class Watch:
         }
         if (was.state, ticket.state) not in allowed:
             raise Violation(f"a ticket that was {was.state} became {ticket.state}")
-        if (was.state, ticket.state) == ("granted", "active") and not isinstance(event, Rescan):
-            raise Violation("a grant was confirmed by somebody else than its owner")
+        if (was.state, ticket.state) == ("granted", "active"):
+            if not isinstance(event, Rescan) or event.owner != ticket.owner:
+                raise Violation("a grant was confirmed by somebody else than its owner")
+            if after.groups[ticket.group].breaker.state is BreakerState.OPEN or _floored(after, ticket, now):
+                raise Violation("a grant was confirmed while its breaker is open or a floor is in force")
         if ticket.state == "quarantined" and not isinstance(event, Settle):
             assert ticket.quarantined_until is not None
             assert was.hard_deadline is not None
@@ -153,6 +157,7 @@ class Watch:
                 self._gates(after, group, given, now)
             if isinstance(event, Acquire) and event.group == group_id:
                 self._bound(before, event, group, queued)
+                self._reconciled(after, group_id, now)
 
     def _occupancy(self, after: State, group: decision.Group, group_id: str, given: list[Ticket]) -> None:
         slots = [t for t in after.tickets.values() if t.group == group_id and t.state != "queued"]
@@ -204,6 +209,20 @@ class Watch:
             if len(queued) > bound:
                 raise Violation(f"{len(queued)} wait where {bound} may")
             self.seen["over the bound by place"] += len(queued) > group.settings.queue
+
+    def _reconciled(self, after: State, group_id: str, now: int) -> None:
+        for ticket in after.tickets.values():
+            if ticket.group != group_id:
+                continue
+            overdue = {
+                "queued": ticket.queue_deadline + 2 * decision.SECOND < now,
+                "granted": (ticket.granted_at or 0) + self._unconfirmed <= now,
+                # One that waited past its caller's deadline has no time left when it is granted.
+                "active": (ticket.hard_deadline or 0) <= now and ticket.granted_at != now,
+                "quarantined": (ticket.quarantined_until or 0) <= now,
+            }
+            if overdue[ticket.state]:
+                raise Violation(f"a ticket is {ticket.state} after its time")
 
     def _answers(self, event: Event, after: State, answers: Answers) -> None:
         for row in answers.tickets:

@@ -186,7 +186,7 @@ class World:
             longest_hold_s=5.0,
         )
         self.provider = _Provider(self.loop)
-        self.watch = Watch(self.provider.works_on)
+        self.watch = Watch(self.provider.works_on, self.settings.unconfirmed_grant_s)
         self.seen = self.watch.seen
         self.database = MemoryDatabase(self.settings, lambda: self.wall + self.loop.time())
         self.database.applied = self._applied

@@ -545,6 +545,31 @@ def test_an_unconfirmed_grant_past_its_deadline_is_deleted_and_not_granted_for_e
     assert demand.ticket_id not in world.state.tickets
 
 
+def test_a_grant_from_before_its_breaker_opened_goes_back_to_its_place():
+    world = World(concurrency=2, failure_threshold=1)
+    holder, other = world.granted("a"), world.granted("a")
+    demand = world.demand(waits_for_cooldown=True)
+    world.acquire(demand, by="b")
+    world.settle(holder)
+    world.advance("a")
+    number = world.ticket(demand.ticket_id).number
+    world.fail(other)
+    assert world.rescan(demand, by="b").answer == "queued"
+    assert (world.ticket(demand.ticket_id).state, world.ticket(demand.ticket_id).number) == ("queued", number)
+
+
+def test_a_grant_with_a_floor_put_under_its_model_goes_back_to_its_place():
+    world = World(concurrency=2)
+    holder, other = world.granted("a"), world.granted("a")
+    demand = world.demand(waits_for_cooldown=True)
+    world.acquire(demand, by="b")
+    world.settle(holder)
+    world.advance("a")
+    world.settle(other, verdict=Verdict.RATE_LIMITED, state="zero", retry_after_s=5)
+    row = world.rescan(demand, by="b")
+    assert (row.answer, row.wait_reason) == ("queued", "cooldown")
+
+
 def test_a_lapsed_owner_can_not_confirm():
     world = World(concurrency=1)
     demand = waiting_in_b(world)
@@ -585,6 +610,26 @@ def test_a_settlement_tells_whether_somebody_waits():
     ticket = world.granted()
     world.queued()
     assert world.settle(ticket).waiters
+
+
+def test_a_waiter_whose_model_is_full_or_that_a_floor_keeps_back_is_no_reason_to_look():
+    world = World(concurrency=3, models={"n": ModelLimits(concurrency=1)})
+    world.granted(model="n")
+    held = world.granted()
+    world.queued(model="n")
+    world.settle(world.granted(), verdict=Verdict.RATE_LIMITED, state="zero", retry_after_s=5)
+    world.queued(waits_for_cooldown=True)
+    assert not world.settle(held).waiters
+
+
+def test_a_window_that_began_anew_is_not_cut_short_by_an_uncertain_end():
+    world = World(concurrency=1)
+    ticket = world.granted()
+    world.wait(100)
+    world.advance()
+    until = world.ticket(ticket).quarantined_until
+    world.settle(ticket, Ending.UNCERTAIN, verdict=Verdict.NONE, state="unknown")
+    assert world.ticket(ticket).quarantined_until == until
 
 
 def test_unknown_is_corrected_once():
@@ -819,13 +864,13 @@ def test_a_probe_that_dies_with_its_owner_opens_for_longer():
     assert world.breaker.cooldown_until == world.now + 20 * SECOND
 
 
-def test_a_probe_that_is_abandoned_opens():
+def test_a_probe_that_is_abandoned_hands_its_place_on():
     world = World(first_cooldown_s=10)
     world.open_breaker()
     world.wait(10)
     world.abandon(world.granted())
-    world.advance()
-    assert world.breaker.state is BreakerState.OPEN
+    row = world.ask()
+    assert (row.answer, row.probe) == ("granted", True)
 
 
 def test_a_probe_that_was_not_dispatched_hands_its_place_on():
