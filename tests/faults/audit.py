@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -134,7 +135,8 @@ def audit(
     result = Audit(violations=[], attempts=len(found.attempts))
     say = _Saying(result)
     if ledger["peak_concurrency"] > limit:
-        say(Kind.OVER_ADMISSION, f"the provider had {ledger['peak_concurrency']} at once, the limit is {limit}")
+        said = f"the provider had {ledger['peak_concurrency']} at once, the limit is {limit}: "
+        say(Kind.OVER_ADMISSION, said + "; ".join(_at_the_peak(dispatches, found)))
     for ticket in found.tickets:
         say(Kind.LEFT_BEHIND, f"a {ticket['state']} ticket of {ticket['debit_id']}")
     last = _settlements(found, result, say)
@@ -152,6 +154,25 @@ class _Saying:
 
     def __call__(self, kind: Kind, said: str) -> None:
         self._result.violations.append(Violation(kind, said))
+
+
+def _at_the_peak(dispatches: Sequence[dict[str, Any]], found: Snapshot) -> list[str]:
+    """Who was there when there were most, in order of arrival, and what the database says of them."""
+    told = {row["debit_id"]: f"{row['status']}, {row['ended']}, {row['cost_reason']}" for row in found.invocations}
+
+    def there(moment: float) -> list[dict[str, Any]]:
+        return [one for one in dispatches if one["started"] <= moment < (one["released"] or math.inf)]
+
+    peak = max((there(one["started"]) for one in dispatches), key=len, default=[])
+    last = max((one["started"] for one in peak), default=0.0)
+    lines: list[str] = []
+    for one in peak:
+        closed = "never" if one["finished"] is None else f"{one['finished'] - last:+.2f} s"
+        settled = told.get(one["correlation"], "nothing")
+        lines.append(
+            f"{one['correlation']} since {last - one['started']:.2f} s, closed {closed} ({one['ended']}), {settled}"
+        )
+    return lines
 
 
 def _settlements(found: Snapshot, result: Audit, say: _Saying) -> dict[Any, asyncpg.Record]:
