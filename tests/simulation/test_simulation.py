@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from admission import decision
+from admission.controller import Controller
 from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
 
@@ -110,6 +111,18 @@ def _an_unconfirmed_grant_lasts_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(decision, "initial", lambda s: msgspec.structs.replace(initial(s), unconfirmed_grant=10**12))
 
 
+def _a_lease_is_used_however_old(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Controller, "valid", lambda *_: True)
+
+
+def _a_grant_is_confirmed_whatever_came_since(patch: pytest.MonkeyPatch) -> None:
+    def confirmed(work: decision._Work, ticket: decision.Ticket) -> decision.Ticket:
+        deadline = work.now + ticket.execution_limit
+        return msgspec.structs.replace(ticket, state="active", grant_expires_at=None, hard_deadline=deadline)
+
+    patch.setattr(decision, "_confirmed", confirmed)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -124,6 +137,8 @@ def _an_unconfirmed_grant_lasts_for_ever(patch: pytest.MonkeyPatch) -> None:
         _the_queue_has_no_bound,
         _a_closed_store_grants,
         _an_unconfirmed_grant_lasts_for_ever,
+        _a_lease_is_used_however_old,
+        _a_grant_is_confirmed_whatever_came_since,
     ],
 )
 def test_a_planted_bug_is_noticed(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):

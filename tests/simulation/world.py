@@ -32,6 +32,8 @@ from tests.simulation.virtual import PROCESS, VirtualLoop
 
 GROUP = "g"
 KEY = uuid.UUID(int=1)
+#: The highest limit that is ever in force.
+_MOST = 4
 #: Virtual seconds with faults.
 CHAOS_S = 10.0
 #: Virtual seconds within which everything has ended once the faults have.
@@ -161,7 +163,7 @@ class World:
         self.random = rng = random.Random(seed)
         self.loop = VirtualLoop()  # type: ignore[abstract]  # what it leaves out, nobody calls
         self.wall = 1_800_000_000.0
-        self.limit = rng.randint(1, 4)
+        self.limit = rng.randint(1, _MOST)
         self.settings = AdmissionSettings(
             groups={
                 GROUP: GroupSettings(
@@ -319,7 +321,7 @@ class World:
             self.seen["fault clock back"] += 1
 
     def _limit(self) -> None:
-        lower = self.random.randint(1, 4)
+        lower = self.random.randint(1, _MOST)
         self.seen["fault limit lowered"] += lower < self.limit
         self.limit = lower
         groups = self.settings.groups
@@ -440,9 +442,7 @@ class World:
             return None
         left = max(lease.hard_deadline - self.loop.time(), 0.0)
         works_s = min(rng.expovariate(1.5), left + demand.isolation_s)
-        self.provider.begin(lease.ticket_id, works_s)
-        if self.provider.running() > 4 + self.settings.groups[GROUP].quarantine_headroom:
-            self.loop.failure = Violation(f"over-admission: the provider works on {self.provider.running()}")
+        self._dispatch(lease, works_s)
         patience = min(left, works_s + 0.001 if rng.random() < 0.75 else rng.uniform(0, works_s))
         await asyncio.sleep(patience / 2)
         if rng.random() < 0.5:
@@ -468,6 +468,16 @@ class World:
             await asyncio.sleep(self.provider.left_s(lease.ticket_id))
             await self._settle(one, self._ended(lease))
         return again
+
+    def _dispatch(self, lease: Lease, works_s: float) -> None:
+        slot = self.database.state.tickets.get(lease.ticket_id)
+        self.provider.begin(lease.ticket_id, works_s)
+        if not self.provider.works_on(lease.ticket_id):
+            return
+        if slot is None or slot.state not in ("active", "quarantined"):
+            self.loop.failure = Violation("over-admission: dispatched without a slot")
+        if self.provider.running() > _MOST + self.settings.groups[GROUP].quarantine_headroom:
+            self.loop.failure = Violation(f"over-admission: the provider works on {self.provider.running()}")
 
     async def _settle(self, one: Controller, settlement: Settlement) -> None:
         settled = await one.settle(settlement)
