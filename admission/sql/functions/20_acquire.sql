@@ -54,6 +54,8 @@ declare
     v_new_batch integer := 0;
     v_enqueued integer := 0;
     v_place boolean;
+    v_unheard_of boolean;
+    v_usual boolean;
     v_counted boolean := false;
     -- Allowances: "" is the group's own.
     a_model text[] := '{}';
@@ -83,42 +85,57 @@ begin
     if not found then
         raise exception 'no such capacity group' using errcode = 'no_data_found';
     end if;
-    select clock_timestamp() + s.ahead, s.ahead, coalesce(s.closed_until > clock_timestamp() + s.ahead, false),
-           s.timeline <> left(pg_walfile_name(pg_current_wal_insert_lsn()), 8),
-           (clock_timestamp() at time zone p_zone)::date
-      into v_now, v_ahead, v_closed, v_other_timeline, v_day
-      from control.store s;
+    -- One look, at the time, the slots and what is known of these tickets: a statement costs more than what it reads.
+    select c.now, c.ahead, c.closed, c.other_timeline, c.day, o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
+           exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
+           exists (select from control.floor f where f.group_id = p_group and f.until > c.now),
+           exists (select from control.allowance a where a.group_id = p_group),
+           -- Looked up one by one, never by a join or exists(): planned while the table is small, these would read all
+           -- of it for ever.
+           n > 0 and (
+               select bool_and(
+                   (select 1 from control.attempt a where a.ticket_id = e.ticket_id) is null
+                   and (select 1 from control.attempt a
+                         where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt limit 1) is null
+                   and (select 1 from control.ticket q
+                         where q.key_id = e.key_id and q.debit_id = e.debit_id and q.state = 'quarantined'
+                         limit 1) is null)
+                 from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt))
+      into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
+           v_waits, v_floors, v_limited, v_unheard_of
+      from (select x.raw + s.ahead as now, s.ahead, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
+                   s.timeline <> left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) as other_timeline,
+                   (x.raw at time zone p_zone)::date as day
+              from control.store s, (select clock_timestamp() as raw offset 0) x offset 0) c
+     cross join lateral (
+        select array(select w.owner_id from control.owner w where w.expires_at > c.now) as fresh offset 0) o
+     cross join lateral (
+        select count(*) filter (where t.state <> 'quarantined') as active,
+               count(*) filter (where t.state = 'quarantined') as quarantined,
+               count(*) filter (where t.class = 1) as batch,
+               count(*) filter (where t.state <> 'quarantined' and t.generation = g.generation) as ramped,
+               coalesce(bool_or(coalesce(t.quarantined_until, t.grant_expires_at, t.hard_deadline) <= c.now
+                                or (t.state <> 'quarantined' and t.owner_id <> all (o.fresh))), false) as due
+          from control.ticket t where t.group_id = p_group and t.state <> 'queued') t;
     if v_other_timeline then
         v_closed := true;
         perform control.close_store_v1(p_hold_ms);
     end if;
-    v_fresh := array(select o.owner_id from control.owner o where o.expires_at > v_now);
-    -- One look at the slots counts them and tells whether time has changed anything.
-    select count(*) filter (where t.state <> 'quarantined'), count(*) filter (where t.state = 'quarantined'),
-           count(*) filter (where t.class = 1),
-           count(*) filter (where t.state <> 'quarantined' and t.generation = g.generation),
-           coalesce(bool_or(coalesce(t.quarantined_until, t.grant_expires_at, t.hard_deadline) <= v_now
-                            or (t.state <> 'quarantined' and t.owner_id <> all (v_fresh))), false),
-           exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
-           exists (select from control.floor f where f.group_id = p_group and f.until > v_now),
-           exists (select from control.allowance a where a.group_id = p_group)
-      into v_active, v_quarantined, v_batch, v_ramped, v_due, v_waits, v_floors, v_limited
-      from control.ticket t where t.group_id = p_group and t.state <> 'queued';
 
-    -- ------------------------------------------------------------ the usual: nobody waits, all fit, nothing is special
-    if not (v_waits or v_due or v_floors or v_limited or v_closed) and g.breaker = 'closed' and g.ramp is null and n > 0
-       and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active
-       and 1 <> all (p_class) and p_owner = any (v_fresh) and p_endpoint <@ g.endpoints
-       and num_nonnulls(variadic p_fence) = 0 and coalesce(0 < all (array_remove(p_caller_ms, null)), true)
-       and (n = 1 or not exists (select from unnest(p_key, p_debit) as e (key_id, debit_id)
-                                  group by e.key_id, e.debit_id having count(*) > 1))
-       and not exists (
-            select from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt)
-             where exists (select from control.attempt a where a.ticket_id = e.ticket_id)
-                or exists (select from control.attempt a
-                            where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt)
-                or exists (select from control.ticket t
-                            where t.key_id = e.key_id and t.debit_id = e.debit_id and t.state = 'quarantined')) then
+    -- ------------------------------------------------------------ the usual: nobody waits for what these get, all fit,
+    -- nothing is special
+    v_usual := v_unheard_of and not (v_due or v_floors or v_closed) and g.breaker = 'closed' and g.ramp is null
+        and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active
+        and 1 <> all (p_class) and p_owner = any (v_fresh) and p_endpoint <@ g.endpoints
+        and num_nonnulls(variadic p_fence) = 0 and coalesce(0 < all (array_remove(p_caller_ms, null)), true);
+    if v_usual and v_waits then
+        v_usual := not control.may_move_v1(p_group);
+    end if;
+    if v_usual and v_limited then
+        v_usual := not exists (select from control.allowance a
+                                where a.group_id = p_group and (a.model = '' or a.model = any (p_model)));
+    end if;
+    if v_usual then
         insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id, key_id,
                                     debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
                                     queued_at, queue_deadline, caller_deadline, intent, generation, granted_at, day,
@@ -136,13 +153,20 @@ begin
         on conflict do nothing;
         get diagnostics v_found = row_count;
         if v_found = n then
-            return query
-                select e.ticket_id, 'granted', p_owner, p_group,
-                       case when e.place < g.next_number then e.place else g.next_number + e.n - 1 end, g.generation,
-                       false, false, v_now - v_ahead, v_day, least(e.execution_ms, e.caller_ms + e.isolation_ms),
-                       null::integer, null::text, null::bigint, null::bigint
-                  from unnest(p_ticket, p_place, p_execution_ms, p_isolation_ms, p_caller_ms)
-                       with ordinality as e (ticket_id, place, execution_ms, isolation_ms, caller_ms, n);
+            answer := 'granted';
+            owner_id := p_owner;
+            group_id := p_group;
+            generation := g.generation;
+            probe := false;
+            judged := false;
+            granted_at := v_now - v_ahead;
+            day := v_day;
+            for i in 1 .. n loop
+                ticket_id := p_ticket[i];
+                number := case when p_place[i] < g.next_number then p_place[i] else g.next_number + i - 1 end;
+                remaining_ms := least(p_execution_ms[i], p_caller_ms[i] + p_isolation_ms[i]);
+                return next;
+            end loop;
             return;
         end if;
         -- A replay, or a debit that has just got a ticket elsewhere: each is looked at for itself. What was written here
@@ -207,19 +231,20 @@ begin
                                                                   when (e.live).state = 'active' then 'granted'
                                                                   when (e.live).state = 'quarantined' then 'ended'
                                                                   else 'queued' end
-                   when exists (select from control.attempt a where a.ticket_id = e.ticket_id) then 'ended'
+                   when (select 1 from control.attempt a where a.ticket_id = e.ticket_id) is not null then 'ended'
                    when e.endpoint <> all (g.endpoints) then 'moved'
                    when p_owner <> all (v_fresh) then 'lapsed'
                    when e.fence < (select f.number from control.fence f
                                     where f.key_id = e.key_id and f.scope_id = e.scope and f.run_id = e.run)
                      then 'owner_fence'
-                   when exists (select from control.attempt a
-                                 where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt)
-                     or exists (select from control.ticket t
-                                 where t.key_id = e.key_id and t.debit_id = e.debit_id and t.state <> 'quarantined')
-                     or exists (select from control.ticket t
-                                 where t.key_id = e.key_id and t.debit_id = e.debit_id
-                                   and t.state = 'quarantined' and t.attempt >= e.attempt)
+                   when (select 1 from control.attempt a
+                          where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt
+                          limit 1) is not null
+                     or (select 1 from control.ticket t
+                          where t.key_id = e.key_id and t.debit_id = e.debit_id and t.state <> 'quarantined') is not null
+                     or (select 1 from control.ticket t
+                          where t.key_id = e.key_id and t.debit_id = e.debit_id and t.state = 'quarantined'
+                            and t.attempt >= e.attempt limit 1) is not null
                      or (n > 1 and exists (select from unnest(p_key, p_debit) with ordinality as f (key_id, debit_id, n)
                                             where f.key_id = e.key_id and f.debit_id = e.debit_id and f.n < e.n))
                      then 'duplicate_debit'
@@ -490,7 +515,7 @@ begin
         return query
             select t.ticket_id, case when t.owner_id = p_owner then 'granted' else 'notify' end, t.owner_id, t.group_id,
                    t.number, t.generation, coalesce(t.ticket_id = g.probe, false),
-                   v_limited or g.ramp is not null or coalesce(t.ticket_id = g.probe, false), t.granted_at, t.day,
+                   a_model && array['', t.model] or g.ramp is not null or coalesce(t.ticket_id = g.probe, false), t.granted_at, t.day,
                    (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint, null::integer, null::text,
                    null::bigint, null::bigint
               from unnest(v_rows) t;
@@ -504,7 +529,7 @@ begin
                         then (select o.group_id from control.endpoint o where o.endpoint = e.endpoint)
                         else p_group end,
                    e.number, coalesce(t.generation, g.generation), coalesce(e.ticket_id = g.probe, false),
-                   v_limited or g.ramp is not null or coalesce(e.ticket_id = g.probe, false),
+                   a_model && array['', e.model] or g.ramp is not null or coalesce(e.ticket_id = g.probe, false),
                    coalesce(t.granted_at, v_now - v_ahead), coalesce(t.day, v_day),
                    case when t.ticket_id is not null then (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint
                         else least(e.execution_ms, e.caller_ms + e.isolation_ms) end,

@@ -40,7 +40,7 @@ begin
                case t.state when 'active' then 'granted' when 'quarantined' then 'ended' else 'queued' end, t.owner_id, t.group_id,
                t.number, t.generation, coalesce(g.probe = t.ticket_id, false),
                g.ramp is not null or coalesce(g.probe = t.ticket_id, false)
-                   or exists (select from control.allowance a where a.group_id = t.group_id),
+                   or exists (select from control.allowance a where a.group_id = t.group_id and a.model in ('', t.model)),
                t.granted_at, t.day, (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint,
                a.ahead, w.reason, (extract(epoch from w.until - v_now) * 1000)::bigint,
                control.expected_ms_v1(g, a.ahead, v_now)
@@ -66,7 +66,7 @@ begin
                null::bigint
           from unnest(p_ticket, p_group, p_credential, p_model, p_key, p_scope, p_run, p_fence)
                as e (ticket_id, group_id, credential, model, key_id, scope, run, fence)
-         where not exists (select from control.ticket t where t.ticket_id = e.ticket_id and t.owner_id = p_owner);
+         where (select 1 from control.ticket t where t.ticket_id = e.ticket_id and t.owner_id = p_owner) is null;
 end $$;
 
 -- Why a ticket waits: "store", "cooldown" (until when), "quarantine" (without it there would be a free slot),

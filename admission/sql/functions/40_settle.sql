@@ -17,8 +17,8 @@ declare
     v_lines control.ledger_line[];
     v_more control.ledger_line[];
     v_rest uuid[];
-    v_groups text[];
-    v_waiting text[];
+    v_groups text[] := '{}';
+    v_waiting text[] := '{}';
 begin
     if p_judged then
         perform from control.capacity_group c
@@ -51,8 +51,14 @@ begin
           into v_lines
           from freed t join element e on e.ticket_id = t.ticket_id join opened o on o.ticket_id = t.ticket_id;
         if cardinality(v_lines) = cardinality(p_ticket) then
-            v_groups := array(select distinct l.group_id from unnest(v_lines) l);
-            v_waiting := array(select u from unnest(v_groups) u where control.may_move_v1(u));
+            for i in 1 .. cardinality(v_lines) loop
+                if v_lines[i].group_id <> all (v_groups) then
+                    v_groups := v_groups || v_lines[i].group_id;
+                    if control.may_move_v1(v_lines[i].group_id) then
+                        v_waiting := v_waiting || v_lines[i].group_id;
+                    end if;
+                end if;
+            end loop;
             return query
                 select l.ticket_id, true, r.counters::text, l.group_id, l.group_id = any (v_waiting)
                   from unnest(v_lines) l
@@ -267,7 +273,7 @@ begin
         insert into control.attempt (ticket_id, granted_at, day, state, settled_at)
         select u, clock_timestamp(), current_date, 'zero', clock_timestamp()
           from unnest(p_ticket) u
-         where not exists (select from control.ticket t where t.ticket_id = u and t.state in ('active', 'quarantined'))
+         where (select 1 from control.ticket t where t.ticket_id = u and t.state in ('active', 'quarantined')) is null
         on conflict do nothing;
     end if;
     with gone as (

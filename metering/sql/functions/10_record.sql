@@ -10,25 +10,21 @@ returns table (ticket_id uuid, counters jsonb)
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_lines control.ledger_line[];
+    v_lines control.ledger_line[] := p_lines;
+    l control.ledger_line;
 begin
     if p_lines is null then
         return;
     end if;
-    v_lines := p_lines;
-    if exists (select from unnest(p_lines) l where l.was = 'unknown') then
-        select array_agg(row(
-                   l.ticket_id, l.was, l.state, l.granted_at, l.day, l.key_id, l.debit_id, l.attempt, l.group_id,
-                   coalesce(b.facts, '{}') || l.facts)::control.ledger_line)
-          into v_lines
-          from unnest(p_lines) l
-          left join lateral (
-              select jsonb_strip_nulls(to_jsonb(i)) - '{usd,upper_bound_usd}'::text[] as facts from control.invocation i
-               where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
-               order by i.correction desc limit 1) b on true
-         where l.key_id is not null;
-    end if;
+    foreach l in array p_lines loop
+        if l.was = 'unknown' then
+            v_lines := control.overlaid_v1(p_lines);
+            exit;
+        end if;
+    end loop;
 
+    return query
+    with written as (
     insert into control.invocation (
         ticket_id, correction, granted_at, settled_at, day, key_id, debit_id, attempt, group_id, state,
         request_id, transport, session_id, scope_id, run_id, step_id, skill, skill_version, tool, role, tags, class,
@@ -37,9 +33,7 @@ begin
         cache_write_1h, output_total, reasoning, usd, upper_bound_usd, cost_reason, price_version, status, ended,
         error_class, error_code, http_status, created_at, queued_ms, first_byte_ms, total_ms)
     select l.ticket_id,
-           case when l.was = 'open' then 0
-                else (select max(i.correction) + 1 from control.invocation i
-                       where i.granted_at = l.granted_at and i.ticket_id = l.ticket_id) end,
+           case when l.was = 'open' then 0 else coalesce((l.facts ->> 'correction')::integer, 0) + 1 end,
            l.granted_at, clock_timestamp(), l.day, l.key_id, l.debit_id, l.attempt, l.group_id, l.state,
            x.request_id, x.transport, x.session_id, x.scope_id, x.run_id, x.step_id, x.skill, x.skill_version, x.tool,
            x.role, x.tags, x.class, x.requested_model, x.route_id, x.provider, x.upstream_model, x.protocol,
@@ -59,10 +53,8 @@ begin
                input_total bigint, cache_read bigint, cache_write_5m bigint, cache_write_1h bigint,
                output_total bigint, reasoning bigint, usd numeric, upper_bound_usd numeric, cost_reason text,
                price_version text, status text, ended text, error_class text, error_code text, http_status smallint,
-               created_at timestamptz, queued_ms integer, first_byte_ms integer, total_ms integer);
-
-    return query
-        with raised as (
+               created_at timestamptz, queued_ms integer, first_byte_ms integer, total_ms integer)
+    ), raised as (
             insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
                                               unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
             select k.kind, k.name, p_shard,
@@ -70,17 +62,16 @@ begin
                    sum((l.was = 'open')::int),
                    sum((l.state = 'unknown')::int - (l.was = 'unknown')::int),
                    sum(case when l.state = 'unknown' then coalesce((l.facts ->> 'upper_bound_usd')::numeric, 0)
-                            when l.was = 'unknown' then -coalesce(b.upper_bound_usd, 0) else 0 end),
+                            when l.was = 'unknown' then -coalesce((l.facts ->> 'was_upper_bound_usd')::numeric, 0)
+                            else 0 end),
                    sum((l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
-                       - (l.was = 'unknown' and b.upper_bound_usd is null)::int),
+                       - (l.was = 'unknown' and l.facts ->> 'was_upper_bound_usd' is null)::int),
                    -- Tokens count as soon as they are told, whatever is known of their cost.
-                   sum(coalesce((l.facts ->> 'input_total')::bigint, 0) - coalesce(b.input_total, 0)),
-                   sum(coalesce((l.facts ->> 'output_total')::bigint, 0) - coalesce(b.output_total, 0))
+                   sum(coalesce((l.facts ->> 'input_total')::bigint, 0)
+                       - coalesce((l.facts ->> 'was_input_total')::bigint, 0)),
+                   sum(coalesce((l.facts ->> 'output_total')::bigint, 0)
+                       - coalesce((l.facts ->> 'was_output_total')::bigint, 0))
               from unnest(v_lines) l
-              left join lateral (
-                  select i.upper_bound_usd, i.input_total, i.output_total from control.invocation i
-                   where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
-                     and i.state = 'unknown' limit 1) b on true
               cross join lateral control.counters_of_v1(l) k
              group by k.kind, k.name
              order by k.kind, k.name
@@ -108,6 +99,24 @@ begin
                    'total_usd', (select s.usd from sums s where s.kind = 'total'))
           from unnest(v_lines) l;
 end $$;
+
+-- Corrections with the facts that were written before under theirs, and what the counters hold of them. Apart from the
+-- usual, which must not open every month of the ledger.
+create or replace function control.overlaid_v1(p_lines control.ledger_line[]) returns control.ledger_line[]
+language sql stable as $$
+    select array_agg(row(
+               l.ticket_id, l.was, l.state, l.granted_at, l.day, l.key_id, l.debit_id, l.attempt, l.group_id,
+               case when l.was = 'unknown' then coalesce(b.facts, '{}') || l.facts else l.facts end)::control.ledger_line)
+      from unnest(p_lines) l
+      left join lateral (
+          select jsonb_strip_nulls(to_jsonb(i) || jsonb_build_object(
+                     'usd', null, 'upper_bound_usd', null, 'was_upper_bound_usd', i.upper_bound_usd,
+                     'was_input_total', i.input_total, 'was_output_total', i.output_total)) as facts
+            from control.invocation i
+           where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
+           order by i.correction desc limit 1) b on true
+     where l.key_id is not null
+$$;
 
 -- The counters one line raises.
 create or replace function control.counters_of_v1(l control.ledger_line) returns table (kind text, name text)
