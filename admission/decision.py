@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeVar
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -23,10 +23,35 @@ from msgspec.structs import replace
 from admission.breaker import Breaker, BreakerLimits, BreakerState, closed, cooldown, elapsed, handed_on, judged
 from admission.contract import SettledRow, TicketRow
 from admission.lease import Class, Demand, Ending, Fence, Settlement, Verdict, Waiting
-from admission.settings import AdmissionSettings, GroupSettings
-
-SECOND: Final = 1_000_000
-MILLISECOND: Final = 1_000
+from admission.settings import GroupSettings
+from admission.state import MILLISECOND, microseconds
+from admission.state import SECOND as SECOND
+from admission.state import Abandon as Abandon
+from admission.state import Acquire as Acquire
+from admission.state import Allowance as Allowance
+from admission.state import Answers as Answers
+from admission.state import Attempt as Attempt
+from admission.state import AttemptState as AttemptState
+from admission.state import Bury as Bury
+from admission.state import Close as Close
+from admission.state import Configure as Configure
+from admission.state import Decide as Decide
+from admission.state import Element as Element
+from admission.state import Event as Event
+from admission.state import Floor as Floor
+from admission.state import FloorKind as FloorKind
+from admission.state import Group as Group
+from admission.state import Outcome as Outcome
+from admission.state import Overdue as Overdue
+from admission.state import Renew as Renew
+from admission.state import Rescan as Rescan
+from admission.state import Reset as Reset
+from admission.state import Settle as Settle
+from admission.state import State as State
+from admission.state import Ticket as Ticket
+from admission.state import TicketState as TicketState
+from admission.state import element as element
+from admission.state import initial as initial
 
 #: Interactive grants in a row, made while batch waited, after which batch has a turn.
 BATCH_CREDIT: Final = 9
@@ -38,11 +63,6 @@ _STRIKES: Final = 20
 _DAY: Final = 86_400 * SECOND
 _SHORTEST_WAIT_MS: Final = 100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-TicketState: TypeAlias = Literal["queued", "granted", "active", "quarantined"]
-AttemptState: TypeAlias = Literal["charged", "zero", "unknown"]
-FloorKind: TypeAlias = Literal["rate_limit", "unavailable"]
-
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -1266,5 +1286,3 @@ def _to_ms(duration: int) -> int:
 
 def _wait_ms(w: _Work, until: int, *, at_least: int = _SHORTEST_WAIT_MS) -> int:
     return max(_to_ms(until - w.now), at_least)
-
-
