@@ -502,8 +502,8 @@ begin
                    p_owner,
                    case when e.verdict = 'moved'
                         then (select o.group_id from control.endpoint o where o.endpoint = e.endpoint)
-                        else p_group end,
-                   e.number, coalesce(t.generation, g.generation), coalesce(e.ticket_id = g.probe, false),
+                        else coalesce(t.group_id, p_group) end,
+                   coalesce(e.number, t.number), coalesce(t.generation, g.generation), coalesce(e.ticket_id = g.probe, false),
                    v_limited or g.ramp is not null or coalesce(e.ticket_id = g.probe, false),
                    coalesce(t.granted_at, v_now - v_ahead), coalesce(t.day, v_day),
                    case when t.ticket_id is not null then (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint
