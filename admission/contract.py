@@ -95,6 +95,9 @@ class AdmissionStore(Protocol):
     async def overdue(self) -> list[str]:
         """The groups in which time alone has changed something."""
 
+    async def oldest_snapshot(self) -> tuple[str, float] | None:
+        """Who holds the oldest snapshot, and for how many seconds: while it is held, nothing that died is cleared."""
+
     async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
         """A newer executor of the run has been seen."""
 

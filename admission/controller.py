@@ -59,6 +59,9 @@ _REFUSALS: Final = {
 #: Outcomes that move a breaker or a floor.
 _JUDGED: Final = (Verdict.TRANSIENT, Verdict.RATE_LIMITED, Verdict.SLOW, Verdict.UNAVAILABLE)
 
+#: A snapshot held for longer keeps the dead rows of a hot group in its way: measured, it made one six times slower.
+_OLD_SNAPSHOT_S: Final = 10.0
+
 #: Seconds after which a new waiter is looked at for the first time: a burst is looked at once, and a slot that came
 #: free in another process while the ticket was on its way is found.
 _FIRST_LOOK_S: Final = 0.05
@@ -553,8 +556,11 @@ class Controller:
             await asyncio.sleep(self._settings.lease_s / 3)
             try:
                 await self.advance(await self._store.overdue())
+                oldest = await self._store.oldest_snapshot()
             except StoreUnavailable:
                 continue
+            if oldest is not None and oldest[1] > _OLD_SNAPSHOT_S:
+                log.warning("admission.old_snapshot", application=oldest[0], age_s=round(oldest[1], 1))
 
 
 def _answer(ticket: _Ticket, answer: Lease | Refusal) -> None:

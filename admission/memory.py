@@ -204,6 +204,10 @@ class MemoryStore:
     async def dead(self, owners: Sequence[uuid.UUID]) -> set[uuid.UUID]:
         return decision.dead(*await self._read("dead"), owners)
 
+    async def oldest_snapshot(self) -> tuple[str, float] | None:
+        """Memory has no snapshots."""
+        return None
+
     async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
         state, _ = await self._read("fenced")
         return decision.fenced(state, key_id, fence)

@@ -22,10 +22,13 @@ from typing import Any, Final
 
 import asyncpg
 import msgspec
+import structlog
 
 from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
+
+log: Final = structlog.get_logger("admission")
 
 CHANNEL: Final = "tollbridge_grants"
 
@@ -214,6 +217,12 @@ class Store:
             rows = await connection.fetch(_sql("overdue"))
         return [row["group_id"] for row in rows]
 
+    async def oldest_snapshot(self) -> tuple[str, float] | None:
+        """Who holds the oldest snapshot, and for how many seconds: while it is held, nothing that died is cleared."""
+        async with self._connection() as connection:
+            row = await connection.fetchrow(_sql("oldest_snapshot"))
+        return None if row is None else (row["application_name"], row["age_s"])
+
     async def groups(self) -> list[dict[str, Any]]:
         """Who occupies and who waits, for operators."""
         async with self._connection() as connection:
@@ -250,7 +259,7 @@ class Store:
     async def notify(self, owners: Sequence[uuid.UUID]) -> None:
         """A hint to other processes, after the commit it tells of. Losing it costs them a rescan's delay."""
         async with self._connection() as connection:
-            await connection.execute("select pg_notify($1, o::text) from unnest($2::uuid[]) o", CHANNEL, list(owners))
+            await connection.execute(_sql("notify"), CHANNEL, list(owners))
 
     @asynccontextmanager
     async def listen(self, hear: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
@@ -298,6 +307,10 @@ class Store:
                 if connection is None or connection.is_closed():
                     connection = await self._connect()
                 yield connection
+        except asyncpg.LockNotAvailableError as error:
+            self._drop(connection)
+            await self._end_overdue()
+            raise StoreUnavailable from error
         except asyncpg.PostgresError as error:
             if error.sqlstate.startswith(_DEFINITE):
                 raise Rejected(error.sqlstate) from error
@@ -311,6 +324,23 @@ class Store:
             raise
         finally:
             self._idle.put_nowait(connection)
+
+    async def _end_overdue(self) -> None:
+        """
+        Somebody held a group's lock for longer than any statement may take: a process that was stopped between two
+        messages, which no timeout of PostgreSQL before 17 ends.
+        """
+        try:
+            async with asyncio.timeout(self._settings.statement_s):
+                connection = await self._connect()
+                try:
+                    ended = await connection.fetchval(_sql("end_overdue"), self._settings.statement_s)
+                finally:
+                    self._drop(connection)
+        except _LOST:
+            return
+        if ended:
+            log.warning("admission.lock_holder_ended", backends=ended)
 
     async def _connect(self) -> asyncpg.Connection:
         milliseconds = str(_ms(self._settings.statement_s))

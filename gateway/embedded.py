@@ -39,6 +39,8 @@ from typing import IO, Any, NamedTuple, Self
 #: `fsync` and `synchronous_commit` keep their defaults, on. `terse`: a DETAIL line would copy the row into the log.
 SETTINGS: Mapping[str, str] = MappingProxyType(
     {
+        # Tickets come and go by the thousand a second: what died is cleared within seconds, or the table grows by it.
+        "autovacuum_naptime": "5s",
         "listen_addresses": "",
         "log_error_verbosity": "terse",
         "max_connections": "100",

@@ -14,7 +14,7 @@ import random
 import types
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -31,6 +31,8 @@ from tests.simulation.invariants import Violation, Watch
 from tests.simulation.virtual import PROCESS, VirtualLoop
 
 GROUP = "g"
+#: A group of its own, until an operator merges it into the other.
+SMALL = "h"
 KEY = uuid.UUID(int=1)
 #: The highest limit that is ever in force.
 _MOST = 4
@@ -52,6 +54,8 @@ SOMETIMES = (
     "fault clock forward",
     "fault clock back",
     "fault limit lowered",
+    "fault group merged or split",
+    "answer moved",
     "fault store put back",
     "answer granted",
     "answer notify",
@@ -176,7 +180,8 @@ class World:
                     quarantine_headroom=rng.choice((0, 0, 0, 1, 2)),
                     tokens_per_minute=rng.choice((None, None, 2000)),
                     models={"small": ModelLimits(concurrency=1, requests_per_minute=rng.choice((None, 60)))},
-                )
+                ),
+                SMALL: GroupSettings(concurrency=1, queue=2, failure_threshold=2, first_cooldown_s=0.5),
             },
             lease_s=3.0,
             margin_s=0.5,
@@ -187,6 +192,7 @@ class World:
             unavailable_s=0.8,
             longest_hold_s=5.0,
         )
+        self.small = self.settings.groups[SMALL]
         self.provider = _Provider(self.loop)
         self.watch = Watch(self.provider.works_on, self.settings.unconfirmed_grant_s)
         self.seen = self.watch.seen
@@ -281,6 +287,7 @@ class World:
             self._kill,
             self._clock,
             self._limit,
+            self._merge,
             self._listen_lost,
             self._put_back,
         )
@@ -325,10 +332,17 @@ class World:
         self.seen["fault limit lowered"] += lower < self.limit
         self.limit = lower
         groups = self.settings.groups
-        given = msgspec.structs.replace(groups[GROUP], concurrency=lower)
-        self.settings = msgspec.structs.replace(
-            self.settings, groups={GROUP: given}, revision=self.settings.revision + 1
-        )
+        self._configure({**groups, GROUP: msgspec.structs.replace(groups[GROUP], concurrency=lower)})
+
+    def _merge(self) -> None:
+        """The small group's endpoint goes to the other group, or back."""
+        self.seen["fault group merged or split"] += 1
+        endpoints = () if self.settings.groups[GROUP].endpoints else (GROUP, SMALL)
+        given = msgspec.structs.replace(self.settings.groups[GROUP], endpoints=endpoints)
+        self._configure({GROUP: given} if endpoints else {GROUP: given, SMALL: self.small})
+
+    def _configure(self, groups: Mapping[str, GroupSettings]) -> None:
+        self.settings = msgspec.structs.replace(self.settings, groups=groups, revision=self.settings.revision + 1)
         self.database.apply(Configure(self.settings.groups, self.settings.revision))
 
     def _listen_lost(self) -> None:
@@ -410,7 +424,8 @@ class World:
             fence = Fence(scope_id="s", run_id=run, number=number)
         return Demand(
             ticket_id=self._id(),
-            group=GROUP,
+            group=(group := GROUP if rng.random() < 0.85 else SMALL),
+            endpoint=group,
             model=rng.choice(("m", "m", "n", "small")),
             credential=rng.choice("cccd"),
             tokens=rng.choice((0, 10, 100, 100, 5000) if rng.random() < 0.2 else (0, 50)),
@@ -476,7 +491,7 @@ class World:
             return
         if slot is None or slot.state not in ("active", "quarantined"):
             self.loop.failure = Violation("over-admission: dispatched without a slot")
-        if self.provider.running() > _MOST + self.settings.groups[GROUP].quarantine_headroom:
+        if self.provider.running() > _MOST + self.settings.groups[GROUP].quarantine_headroom + self.small.concurrency:
             self.loop.failure = Violation(f"over-admission: the provider works on {self.provider.running()}")
 
     async def _settle(self, one: Controller, settlement: Settlement) -> None:

@@ -58,7 +58,9 @@ begin
              limit 100 for update skip locked)
         returning t as ticket
     )
-    select array_agg(o.ticket order by (o.ticket).ticket_id) into v_over from gone o;
+    -- One with no window at all has just been lost, and ends once.
+    select array_agg(o.ticket order by (o.ticket).ticket_id) into v_over from gone o
+     where not exists (select from unnest(v_lost) l where l.ticket_id = (o.ticket).ticket_id);
 
     if v_lost is not null or v_over is not null then
         perform control.end_attempts_v2(0::smallint, v_lost || v_over, 'unknown',

@@ -402,7 +402,10 @@ begin
         select array_agg(r.ticket) into v_rows from granted r;
         g.waiting := greatest(0, g.waiting - coalesce(cardinality(v_rows), 0));
         g.waiting_batch := greatest(0, g.waiting_batch - (select count(*) from unnest(v_rows) t where t.class = 1));
-        if v_now > g.served_since + interval '60 s' then
+        if v_now > g.served_since + interval '120 s' then
+            g.served := 0;
+            g.served_since := v_now - interval '1 s';
+        elsif v_now > g.served_since + interval '60 s' then
             g.served := g.served / 2;
             g.served_since := v_now - (v_now - g.served_since) / 2;
         end if;
@@ -527,8 +530,8 @@ begin
                    p_owner,
                    case when e.verdict = 'moved'
                         then (select o.group_id from control.endpoint o where o.endpoint = e.endpoint)
-                        else p_group end,
-                   e.number, coalesce(t.generation, g.generation), coalesce(e.ticket_id = g.probe, false),
+                        else coalesce(t.group_id, p_group) end,
+                   coalesce(e.number, t.number), coalesce(t.generation, g.generation), coalesce(e.ticket_id = g.probe, false),
                    a_model && array['', e.model] or g.ramp is not null or coalesce(e.ticket_id = g.probe, false),
                    coalesce(t.granted_at, v_now - v_ahead), coalesce(t.day, v_day),
                    case when t.ticket_id is not null then (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint
