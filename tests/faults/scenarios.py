@@ -13,7 +13,7 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -346,7 +346,7 @@ async def connection_slots_run_out(world: World) -> None:
 @scenario(CLOCK_FORWARD, clock="database")
 async def the_database_clock_jumps_forward(world: World) -> None:
     """An hour at once: every lease lapses, and each slot has its full window in quarantine before it is free."""
-    await _clock_is_stepped(world, 3600, CLOCK_FORWARD)
+    await _clock_is_stepped(world, [3600, 3600], [CLOCK_FORWARD] * 2)
 
 
 @scenario(CLOCK_BACK, GATEWAY_KILLED, gateways=3, clock="database")
@@ -357,10 +357,19 @@ async def the_database_clock_jumps_back(world: World) -> None:
     What a caller left before comes out of quarantine at its time, and a process that is killed is dead when its lease
     lapses, not two hours later. It stays away, so that nobody finds its lock file free.
     """
-    await _clock_is_stepped(world, -7200, CLOCK_BACK, kills=world.gateways[2])
+    await _clock_is_stepped(world, [-7200, -7200], [CLOCK_BACK] * 2, kills=world.gateways[2])
 
 
-async def _clock_is_stepped(world: World, seconds: int, fault: str, *, kills: Gateway | None = None) -> None:
+@scenario(CLOCK_BACK, CLOCK_FORWARD, clock="database")
+async def the_database_clock_jumps_twice(world: World) -> None:
+    """As when a bad time server is found out: the second step comes while the first is still being dealt with."""
+    there, back = world.chance.sample([(3600, CLOCK_FORWARD), (-7200, CLOCK_BACK)], 2)
+    await _clock_is_stepped(world, [there[0], back[0]], [there[1], back[1]], in_a_row=True)
+
+
+async def _clock_is_stepped(
+    world: World, steps: Sequence[int], faults: Sequence[str], *, in_a_row: bool = False, kills: Gateway | None = None
+) -> None:
     clock = world.clock
     assert clock is not None
     await world.provider.set_faults(**LONG_ANSWERS)
@@ -368,25 +377,25 @@ async def _clock_is_stepped(world: World, seconds: int, fault: str, *, kills: Ga
     left = await asked(world, world.gateways[0], f"s{world.seed}-left", stream=True, model=MODELS[1], leaves_at=0)
     async with world.load():
         await _until(world, "select from control.ticket where state = 'quarantined' and debit_id = $1", left.marker)
-        for step in range(1, 4):
-            try:
-                await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
-            except TimeoutError:
-                said = f"{step - 1} steps of the clock, and 10 s later not all of the slots are in use"
-                world.report.violations.append(Violation(Kind.SLOW, said))
-                break
+        for number, step in enumerate(steps):
+            if not in_a_row:
+                try:
+                    await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
+                except TimeoutError:
+                    said = f"{number} steps of the clock, and 10 s later not all of the slots are in use"
+                    world.report.violations.append(Violation(Kind.SLOW, said))
             [before] = await world.rows("select clock_timestamp() as now")
-            clock.step(seconds * step)
+            clock.step(sum(steps[: number + 1]))
             [after] = await world.rows("select clock_timestamp() as now")
             moved = (after["now"] - before["now"]).total_seconds()
-            assert abs(moved - seconds) < 60, f"the server's clock moved by {moved} s"
-            world.struck(fault)
-            if step == 2 and kills is not None:
+            assert abs(moved - step) < 60, f"the server's clock moved by {moved} s"
+            world.struck(faults[number])
+            if kills is not None and kills.usable:
                 await kills.kill()
                 world.report.kills += 1
                 world.struck(GATEWAY_KILLED)
-            # The same once more while what the last step did is still going on, and once when it should be over.
-            await asyncio.sleep(world.chance.uniform(0.5, 1.0) if step == 1 else EXECUTION_S)
+            await asyncio.sleep(world.chance.uniform(0.3, 0.9) if in_a_row else EXECUTION_S + ISOLATION_S)
+        await asyncio.sleep(EXECUTION_S + ISOLATION_S if in_a_row else 0)
         await world.provider.set_faults(**QUICK_ANSWERS)
         world.faults_end()
     await asyncio.gather(*calls)

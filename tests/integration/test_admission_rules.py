@@ -1,5 +1,5 @@
 """
-Rules of admission that only PostgreSQL can break: locks, snapshots, its clock, what a row keeps, what a statement costs.
+Rules of admission that only PostgreSQL can break: locks, snapshots, its clock, what rows keep, what statements cost.
 
 Two connections that meet are brought to meet: one is stopped in the middle of its transaction until the other waits for
 it, so each test decides an order that would otherwise come up now and then.

@@ -563,7 +563,9 @@ begin
                    as e (ticket_id, endpoint, model, credential, tokens, execution_ms, isolation_ms, caller_ms, verdict,
                          state, number, wait)
               -- Only a replay's own row has not just been written by this statement.
-              left join control.ticket t on e.verdict in ('granted', 'queued') and t.ticket_id = e.ticket_id;
+              left join control.ticket t on e.verdict in ('granted', 'queued') and t.ticket_id = e.ticket_id
+             -- A replay that was granted here has its answer.
+             where not exists (select from unnest(v_rows) r where r.ticket_id = e.ticket_id and r.owner_id = p_owner);
     end if;
     if v_waits or v_enqueued > 0 then
         return query

@@ -81,7 +81,7 @@ language sql stable as $$
                 when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'
                 when s.free > 0 and a.used_up then 'rate'
                 else 'capacity' end,
-           greatest(case when g.breaker = 'open' then g.cooldown_until end, f.until)
+           greatest(case when g.breaker = 'open' then greatest(g.cooldown_until, p_now) end, f.until)
       from control.store c,
            (select control.floor_until_v1(g.group_id, p_credential, p_model, null, p_now) as until) f,
            (select x.*, least(g.concurrency - x.active,

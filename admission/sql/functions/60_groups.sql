@@ -53,9 +53,13 @@ begin
            set concurrency = excluded.concurrency, requests_per_minute = excluded.requests_per_minute,
                tokens_per_minute = excluded.tokens_per_minute,
                requests_left = case when a.requests_per_minute is null then excluded.requests_left
-                                    else least(a.requests_left, excluded.requests_left) end,
+                   else least(control.filled_v1(a.requests_left, a.requests_per_minute, a.filled_at, v_now),
+                              excluded.requests_left) end,
                tokens_left = case when a.tokens_per_minute is null then excluded.tokens_left
-                                  else least(a.tokens_left, excluded.tokens_left) end;
+                   else least(control.filled_v1(a.tokens_left, a.tokens_per_minute, a.filled_at, v_now),
+                              excluded.tokens_left) end,
+               -- Up to now it has filled at the rate it had.
+               filled_at = greatest(a.filled_at, excluded.filled_at);
     end loop;
 
     for r in select e.key as endpoint, e.value as group_id from jsonb_each_text(p_endpoints) e order by e.key

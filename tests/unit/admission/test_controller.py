@@ -1,0 +1,287 @@
+"""The controller over a store that is slow, lost, or late: what it trusts, what it gives back, and what wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+
+from admission.controller import Controller
+from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict, new_id
+from admission.memory import Fault, MemoryDatabase, MemoryStore
+from admission.settings import AdmissionSettings, GroupSettings
+
+GROUP = "g"
+
+
+class World:
+    """One database, and what goes wrong with the statements to it, by name."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.settings = settings
+        self.database = MemoryDatabase(settings)
+        self.faults: dict[str, Fault] = {}
+        self.asked: list[str] = []
+        self.database.fault = self._fault
+
+    def _fault(self, name: str) -> Fault:
+        self.asked.append(name)
+        return self.faults.get(name, Fault())
+
+    @asynccontextmanager
+    async def controller(self) -> AsyncIterator[Controller]:
+        store = MemoryStore(self.settings, database=self.database)
+        await store.configure()
+        async with Controller(store, self.settings).opened() as opened:
+            yield opened
+
+    def states(self) -> list[str]:
+        return [ticket.state for ticket in self.database.state.tickets.values()]
+
+
+def world(*, concurrency: int = 1, **settings: Any) -> World:
+    groups = {GROUP: GroupSettings(concurrency=concurrency)}
+    return World(AdmissionSettings(groups=groups, **({"margin_s": 0.1} | settings)))
+
+
+def demand(**changes: Any) -> Demand:
+    return msgspec.structs.replace(
+        Demand(
+            ticket_id=new_id(),
+            group=GROUP,
+            model="m",
+            klass=Class.INTERACTIVE,
+            key_id=uuid.UUID(int=1),
+            debit_id=new_id().hex,
+            attempt=1,
+            execution_limit_s=30,
+            isolation_s=5,
+            queue_timeout_s=10,
+        ),
+        **changes,
+    )
+
+
+def ended(lease: Lease, ending: Ending = Ending.CONFIRMED) -> Settlement:
+    state = "unknown" if ending is Ending.UNCERTAIN else "charged"
+    return Settlement(lease=lease, ending=ending, verdict=Verdict.NONE, state=state, record=b"{}")
+
+
+async def granted(of: Controller, wanted: Demand | None = None) -> Lease:
+    answer = await of.admit(wanted or demand())
+    assert isinstance(answer, Lease), answer
+    return answer
+
+
+async def until(so: Callable[[], bool], within_s: float = 3.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not so():  # noqa: ASYNC110  a state of the store, which tells nobody
+            await asyncio.sleep(0.005)
+
+
+# ---------------------------------------------------------------- what it trusts
+
+
+async def test_it_trusts_itself_from_when_it_asked_and_not_from_when_it_heard():
+    w = world(lease_s=1.0, margin_s=0.1)
+    w.faults["renew"] = Fault(back_s=0.3)
+    before = time.monotonic()
+    async with w.controller() as one:
+        assert one._trusted_until <= before + 1.0 - 0.1 + 0.05
+
+
+async def test_a_margin_is_taken_off_what_the_store_says():
+    w = world(lease_s=10.0, margin_s=4.0)
+    async with w.controller() as one:
+        assert one._trusted_until <= time.monotonic() + 6.0
+
+
+async def test_the_hard_deadline_counts_from_when_it_asked():
+    w = world()
+    w.faults["acquire"] = Fault(back_s=0.3)
+    async with w.controller() as one:
+        before = time.monotonic()
+        lease = await granted(one, demand(execution_limit_s=5))
+        assert lease.hard_deadline <= before + 5.0 + 0.05
+
+
+async def test_no_lease_is_valid_once_its_time_is_over_although_its_process_is_trusted():
+    async with world().controller() as one:
+        lease = await granted(one, demand(execution_limit_s=0.1))
+        assert one.valid(lease)
+        await until(lambda: not one.valid(lease))
+        assert one.available
+
+
+async def test_no_lease_is_valid_once_its_process_is_not_trusted_although_its_time_is_not_over():
+    w = world(lease_s=0.6, margin_s=0.2)
+    async with w.controller() as one:
+        lease = await granted(one)
+        w.faults["renew"] = Fault(lost="before")
+        assert one.valid(lease)
+        await until(lambda: not one.available)
+        assert not one.valid(lease)
+
+
+async def test_who_is_not_trusted_asks_for_nothing():
+    w = world(lease_s=0.6, margin_s=0.2)
+    async with w.controller() as one:
+        w.faults["renew"] = Fault(lost="before")
+        await until(lambda: not one.available)
+        asked = w.asked.count("acquire")
+        answer = await one.admit(demand())
+        assert isinstance(answer, Refusal)
+        assert answer.reason is RefusalReason.STORE_UNAVAILABLE
+        assert w.asked.count("acquire") == asked
+
+
+async def test_a_store_that_does_not_answer_is_a_bounded_refusal_and_ends_the_trust():
+    w = world(retry_s=0.2)
+    async with w.controller() as one:
+        w.faults["acquire"] = Fault(lost="before")
+        async with asyncio.timeout(2):
+            answer = await one.admit(demand())
+        assert isinstance(answer, Refusal)
+        assert answer.reason is RefusalReason.STORE_UNAVAILABLE
+        assert not one.available
+        w.faults.clear()
+
+
+# ---------------------------------------------------------------- what was lost
+
+
+async def test_an_acquire_whose_answer_was_lost_is_asked_again_and_granted_once():
+    w = world(retry_s=2.0)
+    async with w.controller() as one:
+        w.faults["acquire"] = Fault(lost="after")
+        asking = asyncio.create_task(one.admit(demand()))
+        await until(lambda: w.states() == ["active"])
+        w.faults.clear()
+        assert isinstance(await asking, Lease)
+        assert w.states() == ["active"]
+
+
+async def test_an_acquire_that_commits_after_it_was_given_up_revives_nothing():
+    w = world(retry_s=0.1)
+    async with w.controller() as one:
+        w.faults["acquire"] = Fault(lost="late", late_s=0.6)
+        assert isinstance(await one.admit(demand()), Refusal)
+        asked = w.asked.count("acquire")
+        assert asked >= 1
+        given_up = time.monotonic()
+        await until(lambda: time.monotonic() > given_up + 0.8)
+        assert w.states() == []
+        w.faults.clear()
+
+
+async def test_one_that_a_lost_acquire_had_enqueued_is_given_up_with_a_tombstone():
+    w = world(retry_s=5.0)
+    async with w.controller() as one:
+        await granted(one)
+        w.faults["acquire"] = Fault(lost="late", late_s=0.8)
+        asking = asyncio.create_task(one.admit(demand(queue_timeout_s=0.4)))
+        sent = time.monotonic()
+        await until(lambda: w.asked.count("acquire") >= 2)
+        w.faults.clear()
+        answer = await asking
+        assert isinstance(answer, Refusal)
+        await until(lambda: time.monotonic() > sent + 1.0)
+        assert w.states() == ["active"]
+
+
+async def test_a_settlement_is_tried_until_it_is_acknowledged_and_counts_once():
+    w = world()
+    async with w.controller() as one:
+        lease = await granted(one)
+        w.faults["settle"] = Fault(lost="after")
+        ending = asyncio.ensure_future(one.settle(ended(lease)))
+        await until(lambda: w.asked.count("settle") >= 3)
+        w.faults.clear()
+        await ending
+        assert w.states() == []
+        assert len(w.database.records[lease.ticket_id]) == 1
+
+
+async def test_a_caller_that_goes_away_while_the_acquire_is_on_its_way_leaves_nothing():
+    w = world()
+    async with w.controller() as one:
+        w.faults["acquire"] = Fault(there_s=0.05, back_s=0.05)
+        asking = asyncio.create_task(one.admit(demand()))
+        await until(lambda: w.states() == ["active"])
+        asking.cancel()
+        with suppress(asyncio.CancelledError):
+            await asking
+        await until(lambda: w.states() == [])
+
+
+# ---------------------------------------------------------------- what wakes it
+
+
+async def test_without_any_notification_the_next_look_finds_the_slot():
+    w = world(rescan_s=0.3, unconfirmed_grant_s=10.0)
+    w.faults["notify"] = Fault(lost="before")
+    async with w.controller() as one, w.controller() as two:
+        lease = await granted(one)
+        waiting = asyncio.create_task(two.admit(demand()))
+        await until(lambda: "queued" in w.states())
+        looked = w.asked.count("rescan")
+        await until(lambda: w.asked.count("rescan") > looked + 1)
+        await one.settle(ended(lease))
+        async with asyncio.timeout(1.5):
+            assert isinstance(await waiting, Lease)
+
+
+async def test_what_was_notified_while_nobody_listened_is_found_on_listening_again():
+    w = world(rescan_s=60.0, unconfirmed_grant_s=30.0)
+    async with w.controller() as one, w.controller() as two:
+        lease = await granted(one)
+        waiting = asyncio.create_task(two.admit(demand(queue_timeout_s=30)))
+        await until(lambda: w.asked.count("rescan") >= 1)
+        w.database.lose_listeners()
+        await one.settle(ended(lease))
+        await until(lambda: "granted" in w.states())
+        async with asyncio.timeout(3):
+            assert isinstance(await waiting, Lease)
+
+
+async def test_a_slot_that_time_alone_frees_is_given_at_that_time():
+    w = world(rescan_s=60.0)
+    async with w.controller() as one:
+        lease = await granted(one, demand(execution_limit_s=0.2, isolation_s=0.2))
+        await one.settle(ended(lease, Ending.UNCERTAIN))
+        async with asyncio.timeout(3):
+            assert isinstance(await one.admit(demand()), Lease)
+
+
+async def test_what_a_dead_process_left_in_a_group_without_traffic_is_cleared_away():
+    w = world(lease_s=0.5, margin_s=0.1)
+    async with w.controller() as one:
+        store = MemoryStore(w.settings, database=w.database)
+        dead = new_id()
+        await store.renew(dead, new_id(), first=True)
+        await store.acquire(GROUP, dead, [(demand(execution_limit_s=0.3, isolation_s=0.2), 0.0), (demand(), 0.0)])
+        assert sorted(w.states()) == ["active", "queued"]
+        await until(lambda: w.states() == [], within_s=5.0)
+        assert one.available
+
+
+async def test_a_waiter_of_a_lapsed_incarnation_is_told_and_the_next_one_is_granted():
+    w = world(lease_s=0.6, margin_s=0.2)
+    async with w.controller() as one:
+        first = await granted(one)
+        waiting = asyncio.create_task(one.admit(demand()))
+        await until(lambda: "queued" in w.states())
+        before = one.owner
+        owners = dict(w.database.state.owners)
+        w.database.state = msgspec.structs.replace(w.database.state, owners=owners | {before: 0})
+        answer = await waiting
+        assert isinstance(answer, Refusal)
+        assert answer.reason is RefusalReason.LAPSED
+        assert one.owner != before
+        await one.settle(ended(first))
+        await granted(one)
