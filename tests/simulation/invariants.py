@@ -225,6 +225,10 @@ class Watch:
                 raise Violation(f"a ticket is {ticket.state} after its time")
 
     def _answers(self, event: Event, after: State, answers: Answers) -> None:
+        told = Counter(row.ticket_id for row in answers.tickets if row.answer != "notify")
+        asked = {e.demand.ticket_id for e in event.elements} if isinstance(event, Acquire) else set()
+        if any(times > 1 for times in told.values()) or not asked <= set(told):
+            raise Violation("an element was answered twice, or not at all")
         for row in answers.tickets:
             if row.answer == "granted":
                 ticket = after.tickets.get(row.ticket_id) if row.ticket_id is not None else None
