@@ -129,6 +129,8 @@ class Attempt:
         Where the answer may be read on, the dispatch has a task of its own, which outlives a caller that leaves.
         """
         self.dispatched = True
+        # What came before, the store's own time included, is not the provider's.
+        self.started_at = time.monotonic()
         if not self.drain_s:
             return await dispatch(self)
 
@@ -282,7 +284,8 @@ class Attempt:
 
     @property
     def _slow(self) -> bool:
-        objective = self.route.provider.first_byte_objective_s
+        # A plain answer comes when all of it is there: how long that took says nothing of its first byte.
+        objective = self.route.provider.first_byte_objective_s if self.streamed else None
         return objective is not None and self.first_byte_s is not None and self.first_byte_s > objective
 
     @property
