@@ -9,9 +9,10 @@ left.
 from __future__ import annotations
 
 import asyncio
+import operator
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
@@ -72,6 +73,12 @@ class Run:
             if options.owner_fence is not None and options.run_id is not None
             else None
         )
+        #: The route whose cooldown is waited for. The others are left while they cool down.
+        self.patient: Route | None = None
+        #: Those it was before: none is waited for twice.
+        self.waited_for: list[Route] = []
+        #: In how many seconds a route is ready that was left since, and which.
+        self.cooling: list[tuple[float, Route]] = []
         #: The place in each group's order that a retry after a rate limit keeps.
         self.places: dict[str, int] = {}
         self.warnings = (
@@ -90,9 +97,16 @@ class Run:
             return None
         return self.call.deadline - asyncio.get_running_loop().time()
 
-    def refused(self, refusal: Refusal) -> None:
-        """Takes note of a refusal; raises where no other route could do better."""
+    def planned(self, routes: Sequence[Route]) -> Sequence[Route]:
+        """The routes to be tried, in order. A single one is waited for, whatever keeps it back."""
+        self.patient = routes[0] if len(routes) == 1 else None
+        return routes
+
+    def refused(self, refusal: Refusal, route: Route | None = None) -> None:
+        """Takes note of a refusal, and of a route that may be waited for; raises where no other could do better."""
         self.refusals.append(refusal)
+        if route is not None and route is not self.patient and refusal.reason is RefusalReason.COOLDOWN:
+            self.cooling.append((refusal.retry_after_s or 0.0, route))
         if _code_of(refusal) in _SAME_EVERYWHERE:
             raise self._refusal(refusal, refusal.retry_after_s)
 
@@ -127,8 +141,10 @@ class Run:
             self.floor_s = max(self.floor_s, error.retry_after_s or 0.0)
             if error.rate_limited:
                 self.places[attempt.route.provider.group] = attempt.lease.number
-            return error.error_class is ErrorClass.TRANSIENT
-        return True
+                return True
+        # What is no rate limit is backed off from: nothing else would hold the next attempt back.
+        self.places.pop(attempt.route.provider.group, None)
+        return not isinstance(error, Rejected) or error.error_class is ErrorClass.TRANSIENT
 
     def _may_resend(self, route: Route) -> bool:
         wish = self.call.options.resend_uncertain or route.provider.resend_uncertain
@@ -136,25 +152,43 @@ class Run:
             wish = Resend.NEVER if self.call.transport == "job" else Resend.BEFORE_FIRST_BYTE
         return wish is Resend.BEFORE_FIRST_BYTE
 
-    async def pause(self, again: list[Route]) -> list[Route]:
+    async def pause(self, again: list[Route]) -> Sequence[Route]:
         """
         Every route was tried: waits before those that may do better. No slot is held. Raises where none may.
 
         After a rate limit the wait is in the queue, at the place that the request had: admission grants nothing there
-        before the provider's time.
+        before the provider's time. Of several routes that cool down the one that is ready first is waited for.
         """
+        cooling, self.cooling = self.cooling, []
         most = self.settings.most_attempts
-        if not again or self.pauses >= len(self.settings.backoff_s) or len(self.reports) >= most:
+        if len(self.reports) >= most:
             raise self._exhausted()
-        delay = max(self.settings.backoff_s[self.pauses] * random.uniform(1.0, 1.25), self.floor_s)  # noqa: S311  jitter
+        remaining = self.remaining_s()
+        if not again:
+            waits = [(wait_s, route) for wait_s, route in cooling if route not in self.waited_for]
+            wait_s, soonest = min(waits, key=operator.itemgetter(0), default=(0.0, None))
+            if soonest is None or (remaining is not None and wait_s >= remaining):
+                raise self._exhausted()
+            self.patient = soonest
+            self.waited_for.append(soonest)
+            return [soonest, *(route for _, route in cooling if route is not soonest)]
+        if self.pauses >= len(self.settings.backoff_s):
+            raise self._exhausted()
+        queues = all(route.provider.group in self.places for route in again)
+        routes = [*again, *(route for _, route in cooling)] if queues else again
+        alone = len(routes) == 1
+        # Of several, admission knows best which is ready first: it refuses each with its time.
+        floor_s = self.floor_s if alone or not queues else 0.0
+        backoff_s = 0.0 if queues else self.settings.backoff_s[self.pauses] * random.uniform(1.0, 1.25)  # noqa: S311  jitter
+        delay = max(backoff_s, floor_s)
         self.pauses += 1
         self.floor_s = 0.0
-        remaining = self.remaining_s()
         if remaining is not None and delay >= remaining:
             raise self._exhausted(retry_after_s=delay)
-        if not all(route.provider.group in self.places for route in again):
+        if not queues:
             await asyncio.sleep(delay)
-        return again[: most - len(self.reports)]
+        self.patient = routes[0] if alone else None
+        return routes[: most - len(self.reports)]
 
     def late(self, receipt: Receipt = _SETTLED) -> GatewayError:
         kind = AdmissionRefused if not self.reports else AllRoutesFailed

@@ -9,7 +9,7 @@ a task that `drain` waits for reads the answer on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
@@ -89,14 +89,14 @@ class Pipeline:
     ) -> tuple[Attempt, T]:
         """The first route that gets to content. What it holds open goes onto `stack`."""
         plan = self._router.plan(run.call)
-        routes: Sequence[Route] = plan.routes
+        routes = run.planned(plan.routes)
         while True:
             again: list[Route] = []
             for place, route in enumerate(routes):
                 last = place == len(routes) - 1 and not again
                 lease = await self._admit(run, plan, route, observer, last=last)
                 if isinstance(lease, Refusal):
-                    run.refused(lease)
+                    run.refused(lease, route)
                     continue
                 run.queued_s += lease.queued_s
                 async with AsyncExitStack() as trial:
@@ -125,7 +125,7 @@ class Pipeline:
             routes = await run.pause(again)
 
     async def _admit(self, run: Run, plan: Plan, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
-        """One ticket for one route. The last one waits through a cooldown; others leave it to the next route."""
+        """One ticket for one route. Only the patient one waits through a cooldown: others leave it to the next."""
         call, provider = run.call, route.provider
         patience = provider.queue_timeout_s
         if not last and call.options.spill_after_s is not None:
@@ -151,7 +151,7 @@ class Pipeline:
                     isolation_s=provider.isolation_s,
                     queue_timeout_s=patience,
                     caller_deadline_s=run.remaining_s(),
-                    waits_for_cooldown=last,
+                    waits_for_cooldown=route is run.patient,
                     intent=intent(
                         call, plan, route, created_at=run.created_at, failed=run.failed, billing=self._billing
                     ),
