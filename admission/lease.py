@@ -81,11 +81,11 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     #: 1 is next. Exact to 100.
     position: int
-    #: "capacity", "model_capacity", "rate", "cooldown" or "quarantine".
+    #: "capacity", "model_capacity", "rate", "cooldown", "quarantine" or "store".
     reason: str
     #: From the throughput of the last minute; None where that tells nothing.
     expected_wait_s: float | None = None
-    #: When a cooldown ends.
+    #: When a cooldown ends, or the first slot comes out of quarantine.
     until_s: float | None = None
 
 

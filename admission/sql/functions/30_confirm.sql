@@ -69,31 +69,35 @@ begin
          where (select 1 from control.ticket t where t.ticket_id = e.ticket_id and t.owner_id = p_owner) is null;
 end $$;
 
--- Why a ticket waits: "store", "cooldown" (until when), "quarantine" (without it there would be a free slot),
--- "model_capacity", "rate" or "capacity".
+-- Why a ticket waits: "store", "cooldown" (until when), "quarantine" (without it there would be a free slot; until the
+-- first comes out of it), "model_capacity", "rate" or "capacity".
 create or replace function control.wait_reason_v2(
     g control.capacity_group, p_credential text, p_model text, p_tokens bigint, p_now timestamptz
 ) returns table (reason text, until timestamptz)
 language sql stable as $$
-    select case when c.closed_until > p_now then 'store'
-                when g.breaker <> 'closed' or f.until is not null then 'cooldown'
-                when s.free <= 0 and s.quarantined > 0 and g.ramp is null and g.concurrency > s.active then 'quarantine'
-                when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'
-                when s.free > 0 and a.used_up then 'rate'
-                else 'capacity' end,
-           greatest(case when g.breaker = 'open' then greatest(g.cooldown_until, p_now) end, f.until)
+    select r.reason, case when r.reason = 'quarantine' then greatest(s.first_out, p_now)
+                          else greatest(case when g.breaker = 'open' then greatest(g.cooldown_until, p_now) end, f.until) end
       from control.store c,
            (select control.floor_until_v1(g.group_id, p_credential, p_model, null, p_now) as until) f,
            (select x.*, least(g.concurrency - x.active,
                               g.concurrency + g.quarantine_headroom - x.active - x.quarantined) as free
               from (select count(*) filter (where t.state <> 'quarantined') as active,
                            count(*) filter (where t.state = 'quarantined') as quarantined,
-                           count(*) filter (where t.model = p_model) as of_model
+                           count(*) filter (where t.model = p_model) as of_model,
+                           min(t.quarantined_until) as first_out
                       from control.ticket t where t.group_id = g.group_id and t.state <> 'queued') x) s,
            (select min(l.concurrency) filter (where l.model = p_model) as concurrency,
                    coalesce(bool_or(
                        control.filled_v1(l.requests_left, l.requests_per_minute, l.filled_at, p_now) < 1
                        or control.filled_v1(l.tokens_left, l.tokens_per_minute, l.filled_at, p_now) < p_tokens),
                        false) as used_up
-              from control.allowance l where l.group_id = g.group_id and l.model in ('', p_model)) a
+              from control.allowance l where l.group_id = g.group_id and l.model in ('', p_model)) a,
+           lateral (
+            select case when c.closed_until > p_now then 'store'
+                        when g.breaker <> 'closed' or f.until is not null then 'cooldown'
+                        when s.free <= 0 and s.quarantined > 0 and g.ramp is null and g.concurrency > s.active
+                             then 'quarantine'
+                        when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'
+                        when s.free > 0 and a.used_up then 'rate'
+                        else 'capacity' end as reason) r
 $$;
