@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -23,6 +24,7 @@ from admission.contract import StoreUnavailable
 from admission.lease import Class, Demand, Ending, Verdict
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from admission.store import Store
+from gateway.answer import Ended
 from gateway.errors import AdmissionRefused, Code, GatewayError
 from tests.conformance.test_admission_stores import (
     GROUP,
@@ -416,14 +418,17 @@ async def test_what_a_lapsed_process_held_is_kept_until_its_hard_deadline_plus_i
 async def test_an_attempt_past_its_hard_deadline_is_quarantined_although_its_process_lives(database_url):
     async with world(database_url, concurrency=1) as w:
         one, two = await w.process(), await w.process()
-        held = await one.granted(wanted(execution_limit_s=0.1, isolation_s=5))
+        held = await one.granted(wanted(execution_limit_s=0.1, isolation_s=5, debit_id="d"))
 
         async def quarantined() -> bool:
             await two.advance()
             return (await w.ticket(held.ticket_id) or {})["state"] == "quarantined"
 
         await until(quarantined)
+        # Nobody has said how it ended, but its number is used up, and the next one may pass it.
         assert await w.db.fetchval("select count(*) from control.attempt") == 0
+        assert await two.answer(wanted(debit_id="d")) == "duplicate_debit"
+        assert await two.answer(wanted(debit_id="d", attempt=2)) == "queued"
 
 
 async def test_a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost(database_url):
@@ -449,6 +454,16 @@ async def test_a_cost_that_becomes_known_does_not_free_the_slot(database_url):
         held = await one.granted()
         assert await one.settle(uncertain(held)) == [True]
         assert await one.settle(ended(held, Ending.UNCERTAIN)) == [True]
+        assert (await w.ticket(held.ticket_id) or {})["state"] == "quarantined"
+
+
+async def test_who_gives_up_a_quarantined_attempt_does_not_free_its_slot(database_url):
+    async with world(database_url, concurrency=1) as w:
+        one = await w.process()
+        held = await one.granted()
+        await one.settle(uncertain(held))
+        assert held.ticket_id is not None
+        assert await one.store.abandon(0, [held.ticket_id], tombstone=False) == []
         assert (await w.ticket(held.ticket_id) or {})["state"] == "quarantined"
 
 
@@ -828,3 +843,50 @@ async def test_the_provider_is_left_at_the_hard_deadline(database_url, tmp_path)
             [row] = await line.invocations()
             assert row["state"] == "unknown"
             assert row["total_ms"] < 1_500
+
+
+@asynccontextmanager
+async def one_provider(database_url: str, tmp_path: Path, provider: str = "") -> AsyncIterator[tuple[Any, Any]]:
+    """A line to one provider whose breaker opens at the first failure."""
+    async with simulated() as upstream:
+        host = "/".join(upstream.url.split("/")[:3])
+        toml = ONE_PROVIDER.format(url=upstream.url, provider=provider)
+        toml += f'\n[groups."{host}"]\nfailure_threshold = 1\n'
+        async with whole_line(database_url, tmp_path, toml) as line:
+            yield line, upstream
+
+
+async def test_a_caller_who_goes_away_is_no_failure_of_the_provider(database_url, tmp_path):
+    async with one_provider(database_url, tmp_path, 'on_cancel = "close"') as (line, provider):
+        await provider.set_faults(pace=0.05, chunks=200)
+        async with line.pipeline.stream(call("sim-fast")) as items:
+            await anext(items)
+        await line.settled()
+        [row] = await line.invocations()
+        assert row["status"] == "cancelled"
+        assert [group["breaker"] for group in await line.rows("select breaker from control.capacity_group")] == [
+            "closed"
+        ]
+
+
+async def test_a_request_that_is_refused_for_its_own_fault_is_no_failure_of_the_provider(database_url, tmp_path):
+    async with one_provider(database_url, tmp_path) as (line, provider):
+        await provider.set_faults(status=400)
+        with pytest.raises(GatewayError):
+            await line.pipeline.complete(call("sim-fast"))
+        assert [group["breaker"] for group in await line.rows("select breaker from control.capacity_group")] == [
+            "closed"
+        ]
+        await provider.set_faults(status=503)
+        with pytest.raises(GatewayError):
+            await line.pipeline.complete(call("sim-fast", deadline_s=3))
+        assert [group["breaker"] for group in await line.rows("select breaker from control.capacity_group")] == ["open"]
+
+
+async def test_a_stream_has_one_end_and_nothing_after_it(database_url, tmp_path):
+    async with (
+        one_provider(database_url, tmp_path) as (line, _),
+        line.pipeline.stream(call("sim-fast")) as items,
+    ):
+        everything = [item async for item in items]
+        assert [isinstance(item, Ended) for item in everything] == [False] * (len(everything) - 1) + [True]
