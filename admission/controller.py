@@ -164,8 +164,11 @@ class Controller:
         except TimeoutError:
             acknowledged = ticket.acknowledged
             if acknowledged:
-                # The debit may be asked for again at once: its ticket must be gone by then.
-                await self._abandoned.submit((demand.ticket_id, ticket.unsure))
+                # The debit may be asked for again at once: its ticket should be gone by then. A store that is away must
+                # not keep the caller.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._settings.retry_s):
+                        await self._abandoned.submit((demand.ticket_id, ticket.unsure))
             known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
             answer = Refusal(
                 reason=late if known else RefusalReason.STORE_UNAVAILABLE,

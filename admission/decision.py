@@ -347,7 +347,7 @@ class _Work:
 class _Occupancy:
     """Who occupies and who waits for a group, counted."""
 
-    __slots__ = ("active", "batch", "group", "models", "quarantined", "queued", "ramped")
+    __slots__ = ("active", "batch", "group", "models", "quarantined", "quarantined_until", "queued", "ramped")
 
     def __init__(self, w: _Work, group_id: str) -> None:
         self.group = w.groups.view[group_id]
@@ -355,6 +355,8 @@ class _Occupancy:
         #: Granted ones are counted as active.
         self.active = 0
         self.quarantined = 0
+        #: When the first of them comes free.
+        self.quarantined_until: int | None = None
         self.batch = 0
         #: Of the current generation, quarantined ones aside.
         self.ramped = 0
@@ -370,6 +372,10 @@ class _Occupancy:
             self.batch += ticket.klass is Class.BATCH
             if ticket.state == "quarantined":
                 self.quarantined += 1
+                if ticket.quarantined_until is not None:
+                    self.quarantined_until = min(
+                        self.quarantined_until or ticket.quarantined_until, ticket.quarantined_until
+                    )
             else:
                 self.active += 1
                 self.ramped += ticket.generation == generation
@@ -784,6 +790,8 @@ def _replayed_row(w: _Work, demand: Demand, occupancy: _Occupancy, *, looked: bo
             return TicketRow(ticket.ticket_id, "ended")
         case "queued" | "granted":
             reason, until = _wait_reason(w, ticket, occupancy)
+            if reason == "quarantine" and not looked:
+                until = None
             return TicketRow(
                 ticket.ticket_id,
                 "queued",
@@ -807,12 +815,15 @@ def _missing_row(w: _Work, demand: Demand) -> TicketRow:
 
 
 def _wait_reason(w: _Work, ticket: Ticket, occupancy: _Occupancy) -> tuple[str, int | None]:
-    """Why it waits, and when a cooldown ends."""
+    """Why it waits, and when a cooldown or the first quarantine ends."""
     breaker = occupancy.group.breaker
     ends = w.floors_of(ticket.group, ticket.credential, ticket.model, ("rate_limit", "unavailable"))
     if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
         ends.append(breaker.cooldown_until)
-    return _reason(w, ticket, occupancy, floored=bool(ends)), max(ends, default=None)
+    reason = _reason(w, ticket, occupancy, floored=bool(ends))
+    if reason == "quarantine":
+        return reason, occupancy.quarantined_until
+    return reason, max(ends, default=None)
 
 
 def _reason(w: _Work, ticket: Ticket, occupancy: _Occupancy, *, floored: bool) -> str:

@@ -215,11 +215,14 @@ begin
 
     -- ------------------------------------------------------------ what is to be made of each element
     if n > 0 then
-        for i in 1 .. n loop
-            if p_fence[i] is not null then
-                perform control.raise_fence_v1(p_key[i], p_scope[i], p_run[i], p_fence[i]);
-            end if;
-        end loop;
+        if num_nonnulls(variadic p_fence) > 0 then
+            -- In one order, whatever group asks: unsorted they could deadlock.
+            perform control.raise_fence_v1(f.key_id, f.scope, f.run, f.number)
+               from (select e.key_id, e.scope, e.run, max(e.number) as number
+                       from unnest(p_key, p_scope, p_run, p_fence) as e (key_id, scope, run, number)
+                      where e.number is not null
+                      group by e.key_id, e.scope, e.run order by e.key_id, e.scope, e.run) f;
+        end if;
         select array_agg(j.verdict order by j.n),
                array_agg((extract(epoch from greatest(j.until - v_now, interval '100 ms')) * 1000)::bigint order by j.n),
                count(*) filter (where j.verdict = 'new'), count(*) filter (where j.verdict = 'new' and j.class = 1)
