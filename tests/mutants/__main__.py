@@ -102,11 +102,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if given.json is not None:
         figures = {
-            "mutants": len(mutants),
+            "planted": len(mutants),
             "killed": ends[End.KILLED],
+            "failures": len(mutants) - ends[End.KILLED],
             "invariants": sorted(invariants),
             "alive": [result.mutant.name for result in results if result.end is not End.KILLED],
-            "seconds": round(time.monotonic() - began, 1),
         }
         given.json.write_bytes(msgspec.json.encode(figures))
     return int(ends[End.KILLED] < len(mutants))

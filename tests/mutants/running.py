@@ -1,7 +1,7 @@
 """
 Plants a bug in a copy of the checkout and runs the tests that must notice it.
 
-The copy has the tracked files only, and is what the tests import: the same interpreter with the copy first on its path.
+The copy has what git would keep, and is what the tests import: the same interpreter with the copy first on its path.
 Without this a test that cannot fail looks like any other.
 """
 
@@ -98,8 +98,9 @@ def check(mutants: Sequence[Mutant], root: Path = ROOT) -> None:
 
 
 def copied(place: Path) -> None:
-    """Copies the tracked files of the checkout, as they are now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    """Copies the files of the checkout as they are now: those that git tracks, and new ones that it does not ignore."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(listing, cwd=ROOT, capture_output=True, check=True)
     for name in listed.stdout.decode().split("\0"):
         if name and (ROOT / name).exists():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
