@@ -197,6 +197,17 @@ async def test_a_retry_that_keeps_its_place_goes_before_who_came_later(database_
         assert (await one.advance())[again.ticket_id].answer == "granted"
 
 
+async def test_who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival(database_url):
+    async with world(database_url, concurrency=1) as w:
+        one = await w.process()
+        held = await one.granted()
+        claimed, later = wanted(place=99), wanted()
+        await one.ask(claimed)
+        await one.ask(later)
+        await one.settle(ended(held))
+        assert (await one.advance())[claimed.ticket_id].answer == "granted"
+
+
 async def test_an_overflow_writes_nothing_at_all(database_url):
     async with world(database_url, concurrency=1, queue=1) as w:
         one = await w.process()

@@ -195,11 +195,19 @@ _ADMISSION: Final = [
     ),
     _m(
         3,
+        "a place that was never given is kept",
+        ACQUIRE,
+        "v_number[i] := case when p_place[i] < g.next_number then p_place[i] else v_next end;",
+        "v_number[i] := coalesce(p_place[i], v_next);",
+        _rules("who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival"),
+    ),
+    _m(
+        3,
         "core: a retry may have a place that was never given",
         DECISION,
         "if demand.place is not None and demand.place < next_number:",
         "if demand.place is not None:",
-        _core("a_place_that_was_never_given_is_no_place"),
+        _core("who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival"),
     ),
     # ---------------------------------------------------------------- 4: the bound
     _m(
