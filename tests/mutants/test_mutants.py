@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.mutants.__main__ import chosen
@@ -18,6 +20,18 @@ def test_every_old_text_is_found_exactly_once_and_every_name_is_used_once():
 
 def test_every_invariant_has_a_planted_bug():
     assert {mutant.invariant for mutant in MUTANTS} == INVARIANTS
+
+
+def test_the_table_of_rules_names_tests_and_planted_bugs_that_are_there():
+    text = (ROOT / "docs/proof.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in re.findall(r"^\| (\d+ \|.*) \|$", text, re.MULTILINE)]
+    assert {int(row[0]) for row in rows} == INVARIANTS
+    named = {mutant.name: mutant.invariant for mutant in MUTANTS}
+    known = (ROOT / "tests/integration/test_admission_rules.py").read_text(encoding="utf-8")
+    for number, *_, tests, planted in rows:
+        assert named[planted.strip("`")] == int(number)
+        for test in re.findall(r"`(\w+)`", tests):
+            assert f"def test_{test}(" in known, test
 
 
 def test_every_test_that_is_to_notice_one_is_there():
