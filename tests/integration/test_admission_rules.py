@@ -558,9 +558,9 @@ async def test_every_change_of_the_breaker_is_another_generation(database_url):
 
 
 async def test_a_result_of_an_older_generation_moves_nothing(database_url):
-    async with world(database_url, concurrency=3, failure_threshold=1, first_cooldown_s=30.0) as w:
+    async with world(database_url, concurrency=4, failure_threshold=1, first_cooldown_s=30.0) as w:
         one = await w.process()
-        first, good, bad = [await one.granted() for _ in range(3)]
+        first, good, bad, late = [await one.granted() for _ in range(4)]
         await one.settle(failed(first))
         opened = await w.group()
         await one.settle(ended(good))
@@ -569,6 +569,9 @@ async def test_a_result_of_an_older_generation_moves_nothing(database_url):
         assert [after[name] for name in ("breaker", "generation", "openings", "cooldown_until")] == [
             opened[name] for name in ("breaker", "generation", "openings", "cooldown_until")
         ]
+        await one.store.reset(GROUP)
+        await one.settle(failed(late))
+        assert (await w.group())["breaker"] == "closed"
 
 
 async def test_a_floor_is_raised_by_an_older_generation_too_and_never_lowered(database_url):

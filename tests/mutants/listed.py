@@ -590,7 +590,7 @@ _BREAKER: Final = [
         SETTLE,
         "if e.generation is distinct from g.generation then",
         "if false then",
-        _admission("a_probe_is_decided_by_its_first_content_and_not_by_its_end"),
+        _rules("a_result_of_an_older_generation_moves_nothing"),
     ),
     _m(
         13,
@@ -616,7 +616,7 @@ _BREAKER: Final = [
         DECISION,
         "if settlement.lease.generation != breaker.generation:",
         "if False:",
-        _core("results_of_an_older_generation_move_nothing"),
+        _core("failures_of_an_older_generation_count_for_no_later_one"),
     ),
     # ---------------------------------------------------------------- 14: open sends nothing
     _m(
