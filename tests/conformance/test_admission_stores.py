@@ -530,6 +530,97 @@ async def test_tokens_are_estimated_and_then_corrected(processes: Processes):
     assert (await one.advance())[waiting.ticket_id].answer == "granted"
 
 
+async def admitted(process: Process, most: int = 9, **changes: Any) -> int:
+    """How many more are granted, of at most so many. None is left waiting."""
+    for count in range(most):
+        demand = wanted(**changes)
+        if await process.answer(demand) != "granted":
+            await process.store.abandon(0, [demand.ticket_id], tombstone=False)
+            return count
+    return most
+
+
+async def test_a_model_has_no_more_than_the_provider_says_is_left(processes: Processes):
+    one, two = await processes(concurrency=20, models={"m": ModelLimits(requests_per_minute=6)})
+    await one.settle(ended(await one.granted(), requests_left=2))
+    assert await admitted(two) == 2
+    assert await admitted(one, 1, model="n") == 1
+
+
+async def test_what_the_provider_says_never_raises_what_is_left(processes: Processes):
+    one, _ = await processes(concurrency=20, models={"m": ModelLimits(requests_per_minute=3, tokens_per_minute=100)})
+    await one.settle(ended(await one.granted(wanted(tokens=60)), requests_left=5000, tokens_left=10**9))
+    assert await admitted(one, tokens=60) == 0
+    assert await admitted(one) == 2
+
+
+async def test_tokens_that_the_provider_says_are_left_bound_the_model_after_the_correction(processes: Processes):
+    one, _ = await processes(concurrency=20, models={"m": ModelLimits(tokens_per_minute=600)})
+    row = await one.granted(wanted(tokens=500))
+    await one.settle(ended(row, used_tokens=10, tokens_left=200))
+    assert await admitted(one, tokens=100) == 2
+
+
+async def test_only_what_is_of_the_account_lowers_the_group(processes: Processes):
+    one, _ = await processes(concurrency=20, requests_per_minute=6)
+    await one.settle(ended(await one.granted(), requests_left=0))
+    row = await one.granted()
+    await one.settle(ended(row, requests_left=0, account_wide=True))
+    assert await admitted(one, model="n") == 0
+
+
+async def test_what_was_granted_after_is_not_in_what_the_provider_says(processes: Processes):
+    limits = ModelLimits(requests_per_minute=6, tokens_per_minute=600)
+    one, two = await processes(concurrency=20, models={"m": limits})
+    first = await one.granted(wanted(tokens=50))
+    second = await two.granted(wanted(tokens=300))
+    await two.granted(wanted(model="n", tokens=300))
+    await one.settle(ended(first, requests_left=2, used_tokens=50, tokens_left=400))
+    assert await admitted(one, 1, tokens=200) == 0, "100 of the 400 tokens are left"
+    assert await admitted(one) == 1, "1 of the 2 requests is left"
+    await two.settle(ended(second, requests_left=2))
+    assert await admitted(two) == 0, "a later word does not give back what another lowered"
+
+
+async def test_what_was_granted_before_is_in_what_the_provider_says(processes: Processes):
+    one, _ = await processes(concurrency=20, models={"m": ModelLimits(requests_per_minute=6)})
+    await one.granted()
+    second = await one.granted()
+    await one.settle(ended(second, requests_left=2))
+    assert await admitted(one) == 2
+
+
+async def test_more_in_flight_than_is_left_leaves_nothing_and_no_debt(processes: Processes):
+    one, _ = await processes(concurrency=20, models={"m": ModelLimits(requests_per_minute=60)})
+    first = await one.granted()
+    for _ in range(9):
+        await one.granted()
+    await one.settle(ended(first, requests_left=0))
+    waiting = wanted()
+    assert await one.answer(waiting) == "queued"
+
+    async def granted() -> bool:
+        return waiting.ticket_id in (rows := await one.advance()) and rows[waiting.ticket_id].answer == "granted"
+
+    # A debt of nine would last for ten seconds.
+    await until(granted)
+
+
+async def test_what_was_said_a_while_ago_has_filled_since(processes: Processes):
+    one, _ = await processes(concurrency=20, models={"m": ModelLimits(requests_per_minute=6)})
+    told_at = asyncio.get_running_loop().time() - 25
+    await one.settle(ended(await one.granted(), requests_left=0, told_at=told_at))
+    assert await admitted(one) == 2
+
+
+async def test_who_is_not_judged_or_has_settled_before_lowers_nothing(processes: Processes):
+    one, _ = await processes(concurrency=20, models={"m": ModelLimits(requests_per_minute=6)})
+    row = await one.granted()
+    await one.settle(ended(row, requests_left=0), judged=False)
+    assert await one.settle(ended(row, requests_left=0)) == [False]
+    assert await admitted(one) == 5
+
+
 # ---------------------------------------------------------------- owners
 
 

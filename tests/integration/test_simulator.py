@@ -281,6 +281,16 @@ async def test_an_error_has_the_body_that_was_asked_for(
     assert (await only_dispatch(simulator))["ended"] == "error"
 
 
+@pytest.mark.parametrize("how", ["", "&status=503"], ids=["an answer", "an error"])
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "streamed"])
+async def test_it_says_what_it_was_told_to_say_is_left(simulator: SimulatedProvider, how: str, stream: bool) -> None:
+    asked = f"m?remaining_requests=7&remaining_tokens=0{how}"
+    headers = (await exchange(simulator, body(asked, stream=stream))).headers
+    assert (headers["x-ratelimit-remaining-requests"], headers["x-ratelimit-remaining-tokens"]) == ("7", "0")
+    headers = (await exchange(simulator, body(f"m?latency=0{how}", stream=stream))).headers
+    assert not any(name.startswith("x-ratelimit") for name in headers)
+
+
 async def test_a_rate_limit_says_when_to_come_back(simulator: SimulatedProvider) -> None:
     async def headers(form: str) -> dict[str, str]:
         return (await exchange(simulator, body(f"m?status=429&retry_after=2&retry_after_as={form}"))).headers

@@ -349,6 +349,62 @@ async def test_a_complete_error_is_rejected_with_its_meaning(upstream):
     assert (error.rate_limited, error.retry_after_s, error.provider_request_id) == (True, 7.0, "req_1")
 
 
+LEFT = {"X-RateLimit-Remaining-Requests": "5", "X-RateLimit-Remaining-Tokens": "77"}
+
+
+async def test_what_the_provider_says_is_left_comes_with_every_kind_of_answer(upstream):
+    async def whole(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER, headers=LEFT)
+
+    async def in_pieces(exchange: Exchange) -> None:
+        await exchange.begin(LEFT)
+        await exchange.chunk(content("a") + FINISH)
+        await exchange.chunk(DONE)
+        await exchange.end()
+
+    async def refused(exchange: Exchange) -> None:
+        await exchange.answer(b'{"error":{"message":"slow"}}', status=429, headers=LEFT)
+
+    async def broken(exchange: Exchange) -> None:
+        await exchange.begin(LEFT)
+        await exchange.chunk(content("a"))
+        exchange.die()
+
+    before = asyncio.get_running_loop().time()
+    said = []
+    async with raw_provider(whole) as provider:
+        said.append((await upstream.complete(call(provider.port))).remaining)
+        # A whole answer to a request for a stream.
+        last = (await streamed(upstream, call(provider.port)))[-1]
+        assert isinstance(last, Finished)
+        said.append(last.remaining)
+    async with raw_provider(in_pieces) as provider:
+        last = (await streamed(upstream, call(provider.port)))[-1]
+        assert isinstance(last, Finished)
+        said.append(last.remaining)
+    async with raw_provider(refused) as provider:
+        said.append((await failed(upstream, call(provider.port)))[1].remaining)
+        with pytest.raises(Rejected) as caught:
+            await upstream.complete(call(provider.port))
+        said.append(caught.value.remaining)
+    async with raw_provider(broken) as provider:
+        events, error = await failed(upstream, call(provider.port))
+        assert events
+        said.append(error.remaining)
+    for left in said:
+        assert left is not None
+        assert (left.requests, left.tokens) == (5, 77)
+        assert before <= left.told_at <= asyncio.get_running_loop().time()
+
+
+async def test_an_answer_that_does_not_say_what_is_left_carries_nothing(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+
+    async with raw_provider(answer) as provider:
+        assert (await upstream.complete(call(provider.port))).remaining is None
+
+
 async def test_an_error_that_was_cut_short_is_not_complete(upstream):
     async def answer(exchange: Exchange) -> None:
         await exchange.answer(b'{"error":{"message":"slow"}}', status=500, cut=10)

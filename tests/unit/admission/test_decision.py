@@ -902,6 +902,15 @@ def test_results_of_an_older_generation_move_nothing():
     assert world.breaker.generation == generation
 
 
+def test_failures_of_an_older_generation_count_for_no_later_one():
+    world = World(concurrency=4, failure_threshold=2)
+    old = [world.granted() for _ in range(2)]
+    world.do(decision.Reset(GROUP))
+    for ticket in old:
+        world.fail(ticket)
+    assert world.closed
+
+
 def test_a_replay_counts_no_failure_twice():
     world = World(failure_threshold=2)
     ticket = world.granted()
@@ -1091,6 +1100,17 @@ def test_more_tokens_than_a_minute_allows_are_too_large():
 def left(world: World, model: str = "") -> tuple[float, float]:
     allowance = world.state.allowances[(GROUP, model)]
     return allowance.requests_left, allowance.tokens_left
+
+
+@pytest.mark.parametrize(("seconds", "requests"), [(60, 1), (61, 4)])
+def test_what_was_granted_more_than_a_minute_ago_weighs_no_more(seconds, requests):
+    world = World(concurrency=9, models={"m": ModelLimits(requests_per_minute=6)})
+    first = world.granted(execution_limit_s=600)
+    for _ in range(3):
+        world.granted(execution_limit_s=600)
+    world.wait(seconds)
+    world.settle(first, requests_left=4)
+    assert left(world, "m")[0] == requests
 
 
 def test_a_refusal_uses_no_allowance():
