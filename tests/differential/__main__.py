@@ -23,6 +23,7 @@ from gateway.embedded import EmbeddedPostgres
 from tests.differential.tally import SHOWN, Tally, run
 from tests.postgres import TEST_SETTINGS, execute, sweep, url_of
 
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--schedules", type=int, default=200, help="how many")

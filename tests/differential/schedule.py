@@ -71,9 +71,22 @@ SOMETIMES: Final = (
     *(
         f"answer {answer}"
         for answer in (
-            "granted queued notify next ended duplicate_debit lapsed owner_fence deadline_exceeded "
-            "provider_unavailable too_large cooldown queue_full store_closed moved"
-        ).split()
+            "granted",
+            "queued",
+            "notify",
+            "next",
+            "ended",
+            "duplicate_debit",
+            "lapsed",
+            "owner_fence",
+            "deadline_exceeded",
+            "provider_unavailable",
+            "too_large",
+            "cooldown",
+            "queue_full",
+            "store_closed",
+            "moved",
+        )
     ),
     *(f"waits for {reason}" for reason in ("capacity", "model_capacity", "rate", "cooldown", "quarantine", "store")),
     "breaker closed becomes open",
@@ -88,13 +101,16 @@ SOMETIMES: Final = (
     "a floor of unavailable",
     "a floor under the account",
     "a second strike",
-    *(f"{was} becomes {now}" for was, now in (
-        ("queued", "granted"),
-        ("queued", "active"),
-        ("granted", "active"),
-        ("granted", "queued"),
-        ("active", "quarantined"),
-    )),
+    *(
+        f"{was} becomes {now}"
+        for was, now in (
+            ("queued", "granted"),
+            ("queued", "active"),
+            ("granted", "active"),
+            ("granted", "queued"),
+            ("active", "quarantined"),
+        )
+    ),
     *(f"{state} is gone" for state in ("queued", "granted", "active", "quarantined")),
     *(f"settled as {state}" for state in ("charged", "zero", "unknown")),
     "corrected",
@@ -258,7 +274,17 @@ def _told(what: Any) -> str:
     return str(what)
 
 
-_UNTOLD: Final = ("execution_limit_s", "intent", "record", "queued_s", "hard_deadline", "key_id", "day", "granted_at", "expected_ms")
+_UNTOLD: Final = (
+    "execution_limit_s",
+    "intent",
+    "record",
+    "queued_s",
+    "hard_deadline",
+    "key_id",
+    "day",
+    "granted_at",
+    "expected_ms",
+)
 
 
 class Play:
@@ -409,9 +435,7 @@ class Play:
     async def _configured(self, settings: AdmissionSettings) -> None:
         self.both.settings = settings
         self.configured.append((settings, self.limited))
-        found = await self._groups_of(
-            decision.Configure(settings.groups, settings.revision), lambda s: s.configure()
-        )
+        found = await self._groups_of(decision.Configure(settings.groups, settings.revision), lambda s: s.configure())
         self.both.seen["other settings are in force"] += bool(found)
 
     async def _reset(self, rng: random.Random) -> None:
@@ -430,6 +454,7 @@ class Play:
         kind = rng.random()
         if kind < 0.12 and mine:
             return rng.choice(mine[-8:])
+        # Not one that waits: where it is granted by this, it is its owner that is told.
         others = [d for d in asked[-8:] if (t := core.tickets.get(d.ticket_id)) is None or t.state != "queued"]
         if kind < 0.15 and others:
             return rng.choice(others)
@@ -538,9 +563,7 @@ class Play:
         """`group`: the one that was asked."""
         core = self.both.core
         ours = [
-            row
-            if row.ahead is None or row.ticket_id is None
-            else replace(row, ahead=sides.before(core, row.ticket_id))
+            row if row.ahead is None or row.ticket_id is None else replace(row, ahead=sides.before(core, row.ticket_id))
             for row in answers.tickets
         ]
         # Of a replay whose ticket has moved meanwhile, the group that was asked knows no more than where it is.
@@ -622,9 +645,7 @@ class Play:
             again = [
                 self.leases[t.ticket_id]
                 for t in self.both.core.tickets.values()
-                if (t.group, t.credential) == refused[:2]
-                and refused[2] in ("", t.model)
-                and t.ticket_id in self.leases
+                if (t.group, t.credential) == refused[:2] and refused[2] in ("", t.model) and t.ticket_id in self.leases
             ]
             if again:
                 lease, verdict, account_wide = rng.choice(again), Verdict.RATE_LIMITED, refused[2] == ""
@@ -690,9 +711,7 @@ class Play:
         if lease is None:
             return
         group, ticket, generation = lease.group, lease.ticket_id, lease.generation
-        await self.both.ask(
-            decision.Decide(group, ticket, generation), lambda s: s.decide(group, ticket, generation)
-        )
+        await self.both.ask(decision.Decide(group, ticket, generation), lambda s: s.decide(group, ticket, generation))
 
     async def _abandon(self, rng: random.Random) -> None:
         live = list(self.both.core.tickets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -345,7 +345,7 @@ _TOLD: Final = {
 }
 
 
-def tickets_differ(core: tuple[TicketRow, ...], sql: list[TicketRow], ahead: int, zone: str) -> list[str]:
+def tickets_differ(core: Sequence[TicketRow], sql: Sequence[TicketRow], ahead: int, zone: str) -> list[str]:
     """What is answered of tickets. The order of rows means nothing."""
     ours, theirs = _facts(core, 0, zone), _facts(sql, ahead, zone)
     if None not in ours:
@@ -421,15 +421,12 @@ def before(state: State, ticket_id: uuid.UUID) -> int:
     )
 
 
-def settled_differ(core: tuple[SettledRow, ...], sql: list[SettledRow]) -> list[str]:
+def settled_differ(core: Sequence[SettledRow], sql: Sequence[SettledRow]) -> list[str]:
     if [row.ticket_id for row in core] != [row.ticket_id for row in sql]:
         return [f"settled: core {core}, sql {sql}"]
-    found = []
-    for ours, theirs in zip(core, sql, strict=True):
-        for field in ("applied", "group_id", "waiters"):
-            if getattr(ours, field) != getattr(theirs, field):
-                found.append(
-                    f"settled {ours.ticket_id}: {field}: core {getattr(ours, field)}, sql {getattr(theirs, field)}"
-                )
-    return found
-
+    return [
+        f"settled {ours.ticket_id}: {field}: core {getattr(ours, field)}, sql {getattr(theirs, field)}"
+        for ours, theirs in zip(core, sql, strict=True)
+        for field in ("applied", "group_id", "waiters")
+        if getattr(ours, field) != getattr(theirs, field)
+    ]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from admission import decision
 from tests.differential import sides
 from tests.differential.schedule import BEGIN, Failure, opened, play, shortest, steps
 
-SCHEDULES = 60
+SCHEDULES = 40
 STEPS = 40
 
 
@@ -47,8 +46,7 @@ async def test_the_functions_of_the_store_read_the_clock_that_the_test_moves(dat
         "update control.capacity_group set generation = generation + 1 where group_id = 'a'",
         "update control.capacity_group set failed_at = array[clock_timestamp()] where group_id = 'a'",
         "delete from control.owner",
-        "insert into control.floor (group_id, credential, model, kind, since, until) "
-        "values ('a', 'c', 'm1', 'rate_limit', clock_timestamp(), clock_timestamp())",
+        "insert into control.floor values ('a', 'c', 'm1', 'rate_limit', clock_timestamp(), clock_timestamp())",
         "insert into control.fence values (gen_random_uuid(), 's', 'r', 1, clock_timestamp())",
         "update control.reclaim set not_before = clock_timestamp()",
         "delete from control.attempt",
@@ -71,7 +69,6 @@ async def test_what_differs_is_found(database_url, harm):
 async def _with_tickets(both) -> int:
     for seed in range(SCHEDULES):
         await play(both, steps(seed, STEPS))
-        active = any(ticket.state == "active" for ticket in both.core.tickets.values())
-        if active and both.core.attempts and decision.SECOND:
+        if both.core.attempts and any(ticket.state == "active" for ticket in both.core.tickets.values()):
             return seed
     raise AssertionError("no schedule ends with a ticket")

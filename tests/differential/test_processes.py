@@ -154,9 +154,7 @@ async def _until(url: str, true: str, watching: asyncio.Task[list[str]], within_
             if watching.done():
                 pytest.fail(f"seed {SEED}: {await watching}")
             if time.monotonic() > give_up:
-                left = await connection.fetch(
-                    "select ticket_id, group_id, state, number, owner_id, hard_deadline, quarantined_until from control.ticket"
-                )
+                left = await connection.fetch("select ticket_id, group_id, state, owner_id from control.ticket")
                 pytest.fail(f"in {within_s} s it did not become true: {true}\n{left}")
             await asyncio.sleep(0.05)
     finally:
