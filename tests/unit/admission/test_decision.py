@@ -361,12 +361,13 @@ def test_a_waiter_is_told_why(reason: str, limits: dict[str, Any]):
     assert world.rescan(demand).wait_reason == reason
 
 
-def test_a_waiter_behind_a_quarantined_slot_is_told_so():
+def test_a_waiter_behind_a_quarantined_slot_is_told_so_and_until_when():
     world = World(concurrency=1)
     world.settle(world.granted(), Ending.UNCERTAIN, verdict=Verdict.NONE, state="unknown")
     demand = world.demand()
     world.acquire(demand)
-    assert world.rescan(demand).wait_reason == "quarantine"
+    row = world.rescan(demand)
+    assert (row.wait_reason, row.wait_ms) == ("quarantine", 35_000)
 
 
 def test_a_waiter_in_a_cooldown_is_told_until_when():
