@@ -776,7 +776,7 @@ def _is_judged(w: _Work, ticket: Ticket) -> bool:
     return (
         _is_probe(w, ticket)
         or w.groups.view[ticket.group].breaker.ramp is not None
-        or any(group_id == ticket.group for group_id, _ in w.allowances.view)
+        or any((ticket.group, model) in w.allowances.view for model in (ticket.model, ""))
     )
 
 

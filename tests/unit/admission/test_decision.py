@@ -1118,8 +1118,11 @@ def test_an_allowance_never_holds_more_than_a_minute():
     assert left(world)[1] == 100
 
 
-def test_a_lease_of_a_group_with_allowances_is_judged():
+def test_a_lease_whose_model_or_group_has_limits_of_its_own_is_judged():
     assert World(requests_per_minute=10).ask().judged
+    world = World(models={"m": ModelLimits(concurrency=1)})
+    assert world.ask().judged
+    assert not world.ask(model="n").judged
     assert not World().ask().judged
 
 
