@@ -420,7 +420,7 @@ def _acquire(w: _Work, event: Acquire) -> Answers:
     _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
     after = _Occupancy(w, event.group)
     rows = [_chosen_row(w, event.owner, ticket) for ticket in chosen]
-    told = {ticket.ticket_id for ticket in chosen}
+    told = {ticket.ticket_id for ticket in chosen if ticket.owner == event.owner}
     for asked in event.elements:
         ticket_id = asked.demand.ticket_id
         if ticket_id not in told:

@@ -399,6 +399,16 @@ def test_a_replay_by_another_incarnation_is_a_duplicate():
     assert world.acquire(demand, by="b")[demand.ticket_id].answer == "duplicate_debit"
 
 
+def test_another_process_that_replays_a_ticket_just_granted_to_its_owner_is_answered_too():
+    world = World(concurrency=1)
+    holder = world.granted("a")
+    waiting = world.demand()
+    world.acquire(waiting, by="b")
+    world.settle(holder)
+    event = decision.Acquire(GROUP, world.owners["a"], (decision.element(waiting),))
+    assert [row.answer for row in world.do(event).tickets] == ["notify", "duplicate_debit"]
+
+
 def test_a_ticket_that_was_settled_has_ended():
     world = World()
     demand = world.demand()
