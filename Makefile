@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 LOCKED := $(PIP) --no-compile --require-hashes
 ARGS ?=
 
-.PHONY: help demo run check test lint types contracts pytest bench bench-admission format protos lock clean
+.PHONY: help demo run check test lint types contracts pytest prove bench bench-admission format protos lock clean
 
 help:  ## what can be made (this list)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ contracts: $(VENV)/.dev  ## who may import whom
 
 pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
+
+prove: $(VENV)/.dev  ## show that admission is exact: models, simulation, SQL, faults, planted bugs; needs spin, gcc, libc6-dev, faketime
+	@$(BIN)/python -m tests.prove $(ARGS)
 
 bench: $(VENV)/.dev  ## what a request costs beside programs that do nothing; ARGS=--quick for a first look
 	@$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from adapters.limits import Remaining
 from metering.usage import NOTHING, Usage
 
 
@@ -198,6 +199,8 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     #: The provider's own body, where the answer came as one.
     native: msgspec.Raw | None = None
     native_protocol: str | None = None
+    #: What the provider says is left of its rate limits. The client fills it in.
+    remaining: Remaining | None = None
 
 
 class TextDelta(msgspec.Struct, frozen=True):
@@ -252,6 +255,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str | None = None
     served_model: str | None = None
     provider_request_id: str | None = None
+    #: As in `ChatResponse`.
+    remaining: Remaining | None = None
 
 
 Delta: TypeAlias = TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta

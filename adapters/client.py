@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 import aiohttp
+import msgspec
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
@@ -26,6 +27,7 @@ from typing_extensions import override
 from adapters.chat import ChatResponse, Event, Finished, UsageReport
 from adapters.contract import Batch, Endpoint, StreamParser, UpstreamCall, WireProtocol
 from adapters.errors import Broken, NotSent, ProviderError
+from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
 
 #: After the terminal of a stream: how long and how far to read on for a late cost and the end of the body, which lets
@@ -106,9 +108,14 @@ class Upstream:
         response = await self._send(
             call.endpoint, "POST", request.path, request.headers, request.body, clock, encoding="gzip, deflate"
         )
+        left = remaining(response.headers, clock.now())
         try:
             body = await _Body(response, call.endpoint, clock).whole()
-            return protocol.parse_response(response.status, response.headers, body)
+            answer = protocol.parse_response(response.status, response.headers, body)
+            return answer if left is None else msgspec.structs.replace(answer, remaining=left)
+        except ProviderError as error:
+            error.remaining = left
+            raise
         finally:
             response.close()
 
@@ -129,12 +136,15 @@ class Upstream:
             clock,
             encoding="identity",
         )
+        left = remaining(response.headers, clock.now())
         try:
             body = _Body(response, call.endpoint, clock)
             if not 200 <= response.status < 300:
-                raise protocol.parse_error(response.status, response.headers, await body.whole())
+                error = protocol.parse_error(response.status, response.headers, await body.whole())
+                error.remaining = left
+                raise error
             parser = protocol.new_parser(call.endpoint, response.headers)
-            yield _Batches(parser, body, clock, clocks.gap_s)
+            yield _Batches(parser, body, clock, clocks.gap_s, left)
         finally:
             response.close()
 
@@ -341,15 +351,17 @@ class _Batches:
         "_over",
         "_parser",
         "_payloads",
+        "_remaining",
         "_started",
         "_trail",
     )
 
-    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float) -> None:
+    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, left: Remaining | None) -> None:
         self._parser = parser
         self._body = body
         self._clock = clock
         self._gap_s = gap_s
+        self._remaining = left
         self._finished: Finished | None = None
         #: Content was seen: the gap clock has taken over.
         self._started = False
@@ -369,7 +381,9 @@ class _Batches:
             return await self._next()
         except asyncio.CancelledError:
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ProviderError):
+                error.remaining = self._remaining
             self._over = True
             self._body.close()
             raise
@@ -397,6 +411,9 @@ class _Batches:
         if not isinstance(last, Finished):
             self._run_clock(batch)
             return batch
+        if self._remaining is not None:
+            last = msgspec.structs.replace(last, remaining=self._remaining)
+            batch = [*batch[:-1], last]
         if self._body.ended:
             self._over = True
             return batch

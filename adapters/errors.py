@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import enum
 
+from adapters.limits import Remaining
+
 
 class ErrorClass(enum.StrEnum):
     #: The caller's fault: no retry, no switch.
@@ -46,6 +48,8 @@ class ProviderError(Exception):
         self.code = code
         self.status = status
         self.provider_request_id = provider_request_id
+        #: What the provider says is left of its rate limits, where a response came. The client fills it in.
+        self.remaining: Remaining | None = None
 
 
 class NotSent(ProviderError):

@@ -231,6 +231,32 @@ class _Work:
                 if allowance.rated:
                     self.allowances.put((group, name), allowance.with_back(requests, tokens))
 
+    def told_left(self, ticket: Ticket, outcome: Outcome) -> None:
+        """
+        Lowers what is left to what the provider said. It need not have counted what was granted after this ticket, of
+        which no more than a minute's worth can weigh.
+        """
+        settlement = outcome.settlement
+        left = (settlement.requests_left, settlement.tokens_left)
+        if left == (None, None):
+            return
+        assert ticket.granted_at is not None
+        granted_at = max(ticket.granted_at, self.now - 60 * SECOND)
+        since = [
+            t
+            for t in self.tickets.view.values()
+            if t.group == ticket.group
+            and t.ticket_id != ticket.ticket_id
+            and t.state != "queued"
+            and t.granted_at is not None
+            and t.granted_at >= granted_at
+        ]
+        for name, allowance in self.allowances_of(ticket.group, ticket.model):
+            if allowance.rated and (name or settlement.account_wide):
+                counted = [t for t in since if not name or t.model == name]
+                told = allowance.told(left, outcome.told_ms * MILLISECOND, counted)
+                self.allowances.put((ticket.group, name), told)
+
     # -------------------------------------------------------------- floors
 
     def floors_of(self, group: str, credential: str, model: str, kinds: Iterable[FloorKind]) -> list[int]:
@@ -974,6 +1000,7 @@ def _judge(w: _Work, ticket: Ticket, outcome: Outcome) -> None:
         w.give_back(ticket.group, ticket.model, 1, ticket.tokens)
     elif settlement.used_tokens is not None:
         w.give_back(ticket.group, ticket.model, 0, ticket.tokens - settlement.used_tokens)
+    w.told_left(ticket, outcome)
     after = None if outcome.retry_after_ms is None else outcome.retry_after_ms * MILLISECOND
     model = "" if settlement.account_wide else ticket.model
     if verdict is Verdict.RATE_LIMITED:

@@ -186,10 +186,15 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     #: With RATE_LIMITED or UNAVAILABLE: seconds the provider asks to wait, from `received_at` (`time.monotonic`).
     retry_after_s: float | None = None
     received_at: float | None = None
-    #: With RATE_LIMITED or UNAVAILABLE: it is the account's, not the model's.
+    #: The rate limit, the refused credential, or what is said to be left is the account's, not the model's.
     account_wide: bool = False
     #: What the attempt really used; None where it was not told.
     used_tokens: int | None = None
+    #: What the provider said was left of its requests and tokens per minute, and when, on the event loop's clock. It
+    #: only ever lowers an allowance: the model's, and with `account_wide` the group's too.
+    requests_left: int | None = None
+    tokens_left: int | None = None
+    told_at: float | None = None
     #: For UNCERTAIN: seconds after which a closed connection is known to have stopped the work, from its closing;
     #: None where it is not known, and the slot then waits for hard deadline plus isolation.
     cancel_confirms_after_s: float | None = None

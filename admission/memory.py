@@ -162,16 +162,18 @@ class MemoryStore:
         return list((await self._send("settle", decision.Settle(outcomes, judged))).settled)
 
     def _outcome(self, settlement: Settlement) -> Outcome:
-        """Its Retry-After as it is now. A rate limit for longer than anybody should wait leaves the route out."""
+        """Its times as they are now. A rate limit for longer than anybody should wait leaves the route out."""
+        now = asyncio.get_running_loop().time()
+        told_ms = 0 if settlement.told_at is None else round(max(now - settlement.told_at, 0.0) * 1000)
         asked = settlement.retry_after_s
         if asked is None:
-            return Outcome(settlement)
+            return Outcome(settlement, None, told_ms)
         longest = self._settings.longest_retry_after_s
         if settlement.verdict is Verdict.RATE_LIMITED and asked > longest:
             settlement = msgspec.structs.replace(settlement, verdict=Verdict.UNAVAILABLE)
         received_at = settlement.received_at
-        since = 0.0 if received_at is None else asyncio.get_running_loop().time() - received_at
-        return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000))
+        since = 0.0 if received_at is None else now - received_at
+        return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000), told_ms)
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         await self._send("decide", decision.Decide(group, ticket, generation))

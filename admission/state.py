@@ -127,6 +127,20 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
             else min(float(self.tokens_per_minute), tokens_left),
         )
 
+    def told(self, left: tuple[int | None, int | None], ago: int, since: Sequence[Ticket]) -> Allowance:
+        """
+        With no more than a provider said was left of its requests and tokens, so long ago: filled since then, and less
+        what the tickets took that were granted since. Call it on one that is filled.
+        """
+        minutes = ago / (60 * SECOND)
+        requests, tokens = left
+        took = sum(ticket.tokens for ticket in since)
+        return replace(
+            self,
+            requests_left=_told(self.requests_left, self.requests_per_minute, requests, len(since), minutes),
+            tokens_left=_told(self.tokens_left, self.tokens_per_minute, tokens, took, minutes),
+        )
+
     def lacks(self, tokens: int) -> bool:
         return (self.requests_per_minute is not None and self.requests_left < 1) or (
             self.tokens_per_minute is not None and self.tokens_left < tokens
@@ -222,10 +236,11 @@ class Rescan(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A settlement, and its Retry-After as it is now."""
+    """A settlement, its Retry-After as it is now, and how long ago the provider said what is left."""
 
     settlement: Settlement
     retry_after_ms: int | None = None
+    told_ms: int = 0
 
 
 class Settle(msgspec.Struct, frozen=True):
@@ -302,6 +317,12 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 
 def _filled(left: float, per_minute: int | None, minutes: float) -> float:
     return left if per_minute is None else min(float(per_minute), left + per_minute * minutes)
+
+
+def _told(level: float, per_minute: int | None, left: int | None, took: int, minutes: float) -> float:
+    if left is None or per_minute is None:
+        return level
+    return min(level, max(_filled(left, per_minute, minutes) - took, 0.0))
 
 
 def microseconds(seconds: float) -> int:

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final
@@ -150,6 +150,7 @@ class Store:
                 [self._floor_ms(s) for s in settlements],
                 [s.account_wide for s in settlements],
                 [s.used_tokens for s in settlements],
+                *_told(settlements, judged=judged),
                 [None if s.cancel_confirms_after_s is None else _ms(s.cancel_confirms_after_s) for s in settlements],
                 [s.state for s in settlements],
                 [s.record.decode() for s in settlements],
@@ -377,6 +378,16 @@ class Store:
         if connection is not None:
             self._open.discard(connection)
             connection.terminate()
+
+
+def _told(settlements: Sequence[Settlement], *, judged: bool) -> Iterator[list[int | None]]:
+    """What providers said is left of requests and tokens, and how many ms ago. Empty where it changes nothing."""
+    if not judged or all(s.requests_left is None and s.tokens_left is None for s in settlements):
+        settlements = ()
+    now = asyncio.get_running_loop().time()
+    yield [s.requests_left for s in settlements]
+    yield [s.tokens_left for s in settlements]
+    yield [0 if s.told_at is None else _ms(max(now - s.told_at, 0.0)) for s in settlements]
 
 
 def _ms(seconds: float) -> int:

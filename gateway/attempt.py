@@ -24,6 +24,7 @@ import structlog
 from adapters.chat import ChatResponse, Delta, Event, Finished, UsageReport
 from adapters.contract import Batch, UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
+from adapters.limits import Remaining
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
 from gateway.call import Call
@@ -69,6 +70,7 @@ class Attempt:
         self.finished: Finished | None = None
         self.served_model: str | None = None
         self.provider_request_id: str | None = None
+        self.remaining: Remaining | None = None
         self.error: Exception | None = None
         #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
         self.left = False
@@ -106,6 +108,7 @@ class Attempt:
                 self.finished = event
                 self.served_model = event.served_model
                 self.provider_request_id = event.provider_request_id
+                self.remaining = event.remaining
             else:
                 deltas.append(event)
         if self.first_byte_s is None and (deltas or self.finished):
@@ -120,6 +123,7 @@ class Attempt:
         self.reported_cost_usd = response.reported_cost_usd
         self.served_model = response.served_model
         self.provider_request_id = response.provider_request_id
+        self.remaining = response.remaining
         self.finished = Finished(ends=())
 
     async def begin(self, dispatch: Callable[[Attempt], Awaitable[T]]) -> T:
@@ -297,6 +301,11 @@ class Attempt:
 
     def settlement(self, cost: Cost) -> Settlement:
         error = self.error if isinstance(self.error, ProviderError) else None
+        refused = isinstance(error, Rejected) and error.credential_fault
+        left = self.remaining if error is None else error.remaining
+        if left is None or refused:
+            # What is left for a credential that is refused says nothing of the others.
+            left = Remaining()
         record = Record(
             status=self.status(),
             ended=self._ended(),
@@ -326,9 +335,11 @@ class Attempt:
             retry_after_s=error.retry_after_s if isinstance(error, Rejected) else None,
             received_at=time.monotonic(),
             # A credential that is refused is refused for every model.
-            account_wide=self.route.provider.account_wide_limits
-            or (isinstance(error, Rejected) and error.credential_fault),
+            account_wide=self.route.provider.account_wide_limits or refused,
             used_tokens=self._used_tokens,
+            requests_left=left.requests,
+            tokens_left=left.tokens,
+            told_at=left.told_at,
             cancel_confirms_after_s=self.route.provider.confirms_after_s(streamed=self.streamed),
             state=cost.state,
             record=msgspec.json.encode(record),

@@ -81,6 +81,12 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     #: After the client has gone, the work goes on for so many seconds and still occupies.
     work_continues: Seconds = 0.0
 
+    # ------------------------------------------------------------ rate limits
+    #: What every answer and error says is left: `x-ratelimit-remaining-requests` and `-tokens`. It is only said, not
+    #: counted down, and refuses nothing. Unset, a 429 alone says that no request is left.
+    remaining_requests: Count | None = None
+    remaining_tokens: Count | None = None
+
     # ------------------------------------------------------------ content
     #: Exactly so many pieces of text.
     chunks: Annotated[int, msgspec.Meta(ge=1, le=200_000)] | None = None

@@ -84,7 +84,7 @@ def plain(answer: Answer, faults: Faults) -> Rendering:
         data, content_type = _malformed(data, faults)
         ended = Ended.MALFORMED
     size = len(data) + (_IDENTITY_SIZE - 1) * data.count(OPEN)
-    head = _head(200, content_type, size)
+    head = _head(200, content_type, size, _left_headers(faults))
     tokens = answer.completion_tokens
     if faults.endless_line:
         return Rendering(
@@ -110,7 +110,7 @@ def streamed(answer: Answer, faults: Faults, *, include_usage: bool) -> Renderin
     """The answer as server-sent events."""
     if faults.compressed_bomb:
         return _bomb("text/event-stream; charset=utf-8")
-    head = _head(200, "text/event-stream; charset=utf-8", None)
+    head = _head(200, "text/event-stream; charset=utf-8", None, _left_headers(faults))
     if faults.json in {"html", "empty"}:
         data, content_type = _malformed(b"", faults)
         return Rendering(
@@ -166,7 +166,7 @@ def error(status: int, message: str, faults: Faults, *, param: str | None = None
             data = msgspec.json.encode({"message": message, "type": kind, "param": param, "code": code})
         case _:
             data = msgspec.json.encode({"detail": [{"type": code, "loc": ["body", param], "msg": message}]})
-    headers = list(_retry_headers(faults)) if status in {429, 503} or faults.retry_after is not None else []
+    headers = [*_left_headers(faults, limited=status == 429), *_retry_headers(faults)]
     half = len(data) // 2
     dying = faults.die in {"rst", "fin"}
     return Rendering(
@@ -427,10 +427,17 @@ def _phrase(status: int) -> str:
         return "Unknown"
 
 
+def _left_headers(faults: Faults, *, limited: bool = False) -> Iterable[str]:
+    requests = 0 if limited and faults.remaining_requests is None else faults.remaining_requests
+    if requests is not None:
+        yield "x-ratelimit-limit-requests: 500"
+        yield f"x-ratelimit-remaining-requests: {requests}"
+    if faults.remaining_tokens is not None:
+        yield f"x-ratelimit-remaining-tokens: {faults.remaining_tokens}"
+
+
 def _retry_headers(faults: Faults) -> Iterable[str]:
     wait = faults.retry_after
-    yield "x-ratelimit-limit-requests: 500"
-    yield "x-ratelimit-remaining-requests: 0"
     if wait is None:
         return
     yield f"x-ratelimit-reset-requests: {wait:g}s"

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -416,11 +416,18 @@ def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | No
         # Not claimed yet: it waits for a free runner, or out what it was refused for.
         waits_out = job.wait_reason not in (None, Code.QUEUE_FULL.value)
         until = job.not_before if waits_out else None
-        return {"reason": job.wait_reason or "runner", "position": None, "group": None, "until": until}
+        reason = job.wait_reason or "runner"
+        return {"reason": reason, "position": None, "group": None, "until": until, "expected_wait_s": None}
     found = waiting.get(job.options.debit_id or "")
     if job.status is not Status.RUNNING or found is None:
         return None
-    return {"reason": found.reason, "position": found.position, "group": found.group, "until": None}
+    return {
+        "reason": found.reason,
+        "position": found.position,
+        "group": found.group,
+        "until": None if found.until_s is None else datetime.now(UTC) + timedelta(seconds=found.until_s),
+        "expected_wait_s": found.expected_wait_s,
+    }
 
 
 def _cost_usd(outcome: Outcome | None) -> str | None:

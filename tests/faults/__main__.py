@@ -19,8 +19,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import asyncpg
+import msgspec
 import structlog
 from rich import box
 from rich.console import Console
@@ -116,6 +118,23 @@ def table(rows: Sequence[Row]) -> Table:
     return made
 
 
+def figures(rows: Sequence[Row]) -> dict[str, object]:
+    """The sums, for machines."""
+    reports = [report for row in rows for report in row.reports]
+    return {
+        "rounds": len(reports),
+        "kills": sum(report.kills for report in reports),
+        "faults": sum((row.faults for row in rows), Counter()),
+        "dispatches": sum(report.dispatches for report in reports),
+        "settled": sum(report.attempts for report in reports),
+        "unknown": sum(report.unknown for report in reports),
+        "over_admissions": sum(row.count(Kind.OVER_ADMISSION) for row in rows),
+        "double_settlements": sum(row.count(Kind.DOUBLE) for row in rows),
+        "lost_settlements": sum(row.count(Kind.LOST) for row in rows),
+        "failures": sum(len(row.failures) + len(row.missing) for row in rows),
+    }
+
+
 def commit() -> str:
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], check=False, capture_output=True, text=True)
     return found.stdout.strip() or "unknown"
@@ -126,6 +145,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="the first round's seed (default: another each time)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=list(SCENARIOS))
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the sums there")
     parser.add_argument("--verbose", action="store_true", help="show what the parts in this process log")
     given = parser.parse_args()
     if not given.verbose:
@@ -157,6 +177,8 @@ def main() -> int:
             console.print(f"{row.chosen.name}: {failure}", style="red", markup=False, soft_wrap=True)
         if row.missing:
             console.print(f"[red]{row.chosen.name}: these faults never happened: {', '.join(row.missing)}[/red]")
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.encode(figures(rows)))
     return 1 if any(row.failures or row.missing for row in rows) else 0
 
 

@@ -63,8 +63,13 @@ class World:
         await store.renew(process.owner, process.process, first=True)
         return process
 
-    async def ticket(self, ticket_id: uuid.UUID | None) -> asyncpg.Record | None:
-        return await self.db.fetchrow("select * from control.ticket where ticket_id = $1", ticket_id)
+    async def ticket(self, ticket_id: uuid.UUID | None) -> asyncpg.Record:
+        found = await self.db.fetchrow("select * from control.ticket where ticket_id = $1", ticket_id)
+        assert found is not None
+        return found
+
+    async def holds(self, ticket_id: uuid.UUID | None) -> bool:
+        return await self.db.fetchrow("select from control.ticket where ticket_id = $1", ticket_id) is not None
 
     async def group(self) -> asyncpg.Record:
         found = await self.db.fetchrow("select *, xmin::text from control.capacity_group where group_id = $1", GROUP)
@@ -192,6 +197,17 @@ async def test_a_retry_that_keeps_its_place_goes_before_who_came_later(database_
         assert (await one.advance())[again.ticket_id].answer == "granted"
 
 
+async def test_who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival(database_url):
+    async with world(database_url, concurrency=1) as w:
+        one = await w.process()
+        held = await one.granted()
+        claimed, later = wanted(place=99), wanted()
+        await one.ask(claimed)
+        await one.ask(later)
+        await one.settle(ended(held))
+        assert (await one.advance())[claimed.ticket_id].answer == "granted"
+
+
 async def test_an_overflow_writes_nothing_at_all(database_url):
     async with world(database_url, concurrency=1, queue=1) as w:
         one = await w.process()
@@ -250,7 +266,7 @@ async def test_a_tombstone_stops_a_late_acquire_where_slots_are_free(database_ur
         never = wanted()
         await one.store.abandon(0, [never.ticket_id], tombstone=True)
         assert await one.answer(never) == "ended"
-        assert await w.ticket(never.ticket_id) is None
+        assert not await w.holds(never.ticket_id)
 
 
 async def test_a_replay_where_slots_are_free_is_told_of_its_first_grant(database_url):
@@ -258,10 +274,10 @@ async def test_a_replay_where_slots_are_free_is_told_of_its_first_grant(database
         one = await w.process()
         demand = wanted()
         first = (await one.ask(demand))[demand.ticket_id]
-        deadline = (await w.ticket(demand.ticket_id) or {})["hard_deadline"]
+        deadline = (await w.ticket(demand.ticket_id))["hard_deadline"]
         again = (await one.ask(demand))[demand.ticket_id]
         assert (again.answer, again.granted_at, again.number) == ("granted", first.granted_at, first.number)
-        assert (await w.ticket(demand.ticket_id) or {})["hard_deadline"] == deadline
+        assert (await w.ticket(demand.ticket_id))["hard_deadline"] == deadline
         assert again.remaining_ms is not None
         assert first.remaining_ms is not None
         assert again.remaining_ms <= first.remaining_ms
@@ -329,7 +345,7 @@ async def test_a_ticket_that_waits_cannot_be_settled(database_url, judged):
         row = msgspec.structs.replace(held, ticket_id=waiting.ticket_id)
         for settlement in (ended(row), uncertain(row)):
             assert await one.settle(settlement, judged=judged) == [False]
-        assert (await w.ticket(waiting.ticket_id) or {})["state"] == "queued"
+        assert (await w.ticket(waiting.ticket_id))["state"] == "queued"
 
 
 async def test_an_expired_grant_is_not_confirmed_however_long_its_owner_waited_for_the_row(database_url):
@@ -348,12 +364,12 @@ async def test_an_expired_grant_is_not_confirmed_however_long_its_owner_waited_f
         await met(w, confirming)
 
         async def expired() -> bool:
-            return (await w.ticket(waiting.ticket_id) or {})["grant_expires_at"] < await w.now()
+            return bool((await w.ticket(waiting.ticket_id))["grant_expires_at"] < await w.now())
 
         await until(expired)
         await transaction.commit()
         assert (await confirming)[waiting.ticket_id].answer == "queued"
-        assert (await w.ticket(waiting.ticket_id) or {})["state"] == "granted"
+        assert (await w.ticket(waiting.ticket_id))["state"] == "granted"
         await inside.close()
 
 
@@ -395,9 +411,9 @@ async def test_a_confirmed_grant_has_the_callers_deadline_too(database_url):
         assert row.remaining_ms is not None
         assert row.remaining_ms <= 4_000
         # Looking again does not prolong it.
-        deadline = (await w.ticket(waiting.ticket_id) or {})["hard_deadline"]
+        deadline = (await w.ticket(waiting.ticket_id))["hard_deadline"]
         await two.found(waiting)
-        assert (await w.ticket(waiting.ticket_id) or {})["hard_deadline"] == deadline
+        assert (await w.ticket(waiting.ticket_id))["hard_deadline"] == deadline
 
 
 # ---------------------------------------------------------------- quarantine
@@ -410,7 +426,6 @@ async def test_what_a_lapsed_process_held_is_kept_until_its_hard_deadline_plus_i
         await w.lapse(one)
         await two.advance()
         row = await w.ticket(held.ticket_id)
-        assert row is not None
         assert row["state"] == "quarantined"
         assert row["quarantined_until"] == row["hard_deadline"] + 5 * SECOND
 
@@ -422,7 +437,7 @@ async def test_an_attempt_past_its_hard_deadline_is_quarantined_although_its_pro
 
         async def quarantined() -> bool:
             await two.advance()
-            return (await w.ticket(held.ticket_id) or {})["state"] == "quarantined"
+            return bool((await w.ticket(held.ticket_id))["state"] == "quarantined")
 
         await until(quarantined)
         # Nobody has said how it ended, but its number is used up, and the next one may pass it.
@@ -439,7 +454,7 @@ async def test_a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost(
 
         async def free() -> bool:
             await one.advance()
-            return await w.ticket(held.ticket_id) is None
+            return not await w.holds(held.ticket_id)
 
         await until(free)
         told = await w.db.fetch("select state, usd, upper_bound_usd::text as bound from control.invocation")
@@ -454,7 +469,7 @@ async def test_a_cost_that_becomes_known_does_not_free_the_slot(database_url):
         held = await one.granted()
         assert await one.settle(uncertain(held)) == [True]
         assert await one.settle(ended(held, Ending.UNCERTAIN)) == [True]
-        assert (await w.ticket(held.ticket_id) or {})["state"] == "quarantined"
+        assert (await w.ticket(held.ticket_id))["state"] == "quarantined"
 
 
 async def test_who_gives_up_a_quarantined_attempt_does_not_free_its_slot(database_url):
@@ -464,7 +479,7 @@ async def test_who_gives_up_a_quarantined_attempt_does_not_free_its_slot(databas
         await one.settle(uncertain(held))
         assert held.ticket_id is not None
         assert await one.store.abandon(0, [held.ticket_id], tombstone=False) == []
-        assert (await w.ticket(held.ticket_id) or {})["state"] == "quarantined"
+        assert (await w.ticket(held.ticket_id))["state"] == "quarantined"
 
 
 # ---------------------------------------------------------------- breaker and floors
@@ -533,7 +548,9 @@ async def test_every_change_of_the_breaker_is_another_generation(database_url):
         await one.settle(failed(probe))
         await changed("open")
         await until(lambda: w.db.fetchval("select cooldown_until < clock_timestamp() from control.capacity_group"))
-        await one.settle(ended(await one.granted()))
+        probe = await one.granted()
+        await changed("half_open")
+        await one.settle(ended(probe))
         await changed("closed")
         await one.store.reset(GROUP)
         await changed("closed")
@@ -541,9 +558,9 @@ async def test_every_change_of_the_breaker_is_another_generation(database_url):
 
 
 async def test_a_result_of_an_older_generation_moves_nothing(database_url):
-    async with world(database_url, concurrency=3, failure_threshold=1, first_cooldown_s=30.0) as w:
+    async with world(database_url, concurrency=4, failure_threshold=1, first_cooldown_s=30.0) as w:
         one = await w.process()
-        first, good, bad = [await one.granted() for _ in range(3)]
+        first, good, bad, late = [await one.granted() for _ in range(4)]
         await one.settle(failed(first))
         opened = await w.group()
         await one.settle(ended(good))
@@ -552,6 +569,9 @@ async def test_a_result_of_an_older_generation_moves_nothing(database_url):
         assert [after[name] for name in ("breaker", "generation", "openings", "cooldown_until")] == [
             opened[name] for name in ("breaker", "generation", "openings", "cooldown_until")
         ]
+        await one.store.reset(GROUP)
+        await one.settle(failed(late))
+        assert (await w.group())["breaker"] == "closed"
 
 
 async def test_a_floor_is_raised_by_an_older_generation_too_and_never_lowered(database_url):
@@ -604,7 +624,7 @@ async def test_times_are_read_after_the_lock_was_waited_for(database_url):
         row = (await asking)[demand.ticket_id]
         assert row.granted_at is not None
         assert row.granted_at >= released
-        assert (await w.ticket(demand.ticket_id) or {})["hard_deadline"] >= released + 10 * SECOND
+        assert (await w.ticket(demand.ticket_id))["hard_deadline"] >= released + 10 * SECOND
 
         transaction = inside.transaction()
         await transaction.start()
@@ -614,7 +634,7 @@ async def test_times_are_read_after_the_lock_was_waited_for(database_url):
         released = await w.now()
         await transaction.commit()
         assert await settling == [True]
-        assert (await w.ticket(demand.ticket_id) or {})["quarantined_until"] >= released + SECOND
+        assert (await w.ticket(demand.ticket_id))["quarantined_until"] >= released + SECOND
         await inside.close()
 
 
@@ -648,13 +668,12 @@ async def test_a_leap_forward_quarantines_for_the_whole_window_and_frees_nothing
         await two.advance()
         assert await two.answer(wanted()) == "queued"
         row = await w.ticket(held.ticket_id)
-        assert row is not None
         assert row["state"] == "quarantined"
         until_first = row["quarantined_until"]
         assert until_first > await w.now() + 3600 * SECOND
         # Nor does the late word of its process cut the window short.
         assert await one.settle(uncertain(held)) == [True]
-        assert (await w.ticket(held.ticket_id) or {})["quarantined_until"] == until_first
+        assert (await w.ticket(held.ticket_id))["quarantined_until"] == until_first
 
 
 async def test_the_day_is_that_of_the_grant_in_the_declared_zone_whatever_comes_after(database_url):
@@ -781,8 +800,8 @@ async def test_the_sweep_ends_the_waiters_of_who_is_not_heard_of(database_url):
         await one.ask(waiting)
         await w.lapse(one)
         await two.store.overdue()
-        assert await w.ticket(waiting.ticket_id) is None
-        assert await w.ticket(held.ticket_id) is not None
+        assert not await w.holds(waiting.ticket_id)
+        assert await w.holds(held.ticket_id)
 
 
 async def test_where_the_store_itself_was_away_nobody_is_dead_at_once(database_url):
@@ -792,7 +811,7 @@ async def test_where_the_store_itself_was_away_nobody_is_dead_at_once(database_u
         await w.db.execute("update control.owner set expires_at = clock_timestamp() - interval '1 s'")
         two = await w.process()
         await two.advance()
-        assert (await w.ticket(held.ticket_id) or {})["state"] == "active"
+        assert (await w.ticket(held.ticket_id))["state"] == "active"
         assert await one.settle(ended(held)) == [True]
 
 

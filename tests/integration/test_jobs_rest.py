@@ -225,7 +225,13 @@ async def test_a_job_shows_its_course(client: httpx.AsyncClient, world: World) -
     job = (await client.get(f"/v1/jobs/{job_id}")).json()
     assert (job["id"], job["status"], job["custom_id"], job["session_id"]) == (job_id, "queued", "a", "s")
     assert (job["class"], job["attempts"], job["cost_usd"], job["response"]) == ("batch", 0, None, None)
-    assert job["waiting"] == {"reason": "runner", "position": None, "group": None, "until": None}
+    assert job["waiting"] == {
+        "reason": "runner",
+        "position": None,
+        "group": None,
+        "until": None,
+        "expected_wait_s": None,
+    }
     async with world.runner():
         job = (await client.get(f"/v1/jobs/{job_id}", params={"wait": "30"})).json()
     assert job["status"] == "succeeded"
@@ -243,7 +249,13 @@ async def test_a_job_says_why_it_waits(client: httpx.AsyncClient, world: World) 
     async with world.runner():
         await world.line.inside.wait()
         job = (await client.get(f"/v1/jobs/{job_id}")).json()
-        assert job["waiting"] == {"reason": "capacity", "position": 3, "group": "g", "until": None}
+        assert job["waiting"] == {
+            "reason": "capacity",
+            "position": 3,
+            "group": "g",
+            "until": None,
+            "expected_wait_s": None,
+        }
         world.line.gate.set()
         await world.ended(job_id)
     busy = await world.one(model="busy")
@@ -255,7 +267,13 @@ async def test_a_job_says_why_it_waits(client: httpx.AsyncClient, world: World) 
 
         await until(given_back)
     job = (await client.get(f"/v1/jobs/{busy}")).json()
-    assert job["waiting"] == {"reason": "queue_full", "position": None, "group": None, "until": None}
+    assert job["waiting"] == {
+        "reason": "queue_full",
+        "position": None,
+        "group": None,
+        "until": None,
+        "expected_wait_s": None,
+    }
 
 
 async def test_a_waiting_caller_hears_of_an_end_in_another_process(client: httpx.AsyncClient, world: World) -> None:

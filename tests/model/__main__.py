@@ -224,6 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.model", description="Checks the models of admission with Spin."
     )
     parser.add_argument("--quick", action="store_true", help="smaller models: under 20 seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the sums there")
     parser.add_argument("--trails", action="store_true", help="show how each planted bug is found")
     chosen = parser.parse_args(arguments)
     console = Console(width=max(150, Console().width))
@@ -256,6 +257,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{states:,} states, {wrong} of {len(checks)} checks with errors, "
         f"{killed} of {len(MUTANTS)} planted bugs found, {time.monotonic() - began:.0f} s"
     )
+    if chosen.json is not None:
+        sums = {
+            "states": states,
+            "checks": len(checks),
+            "planted": len(MUTANTS),
+            "killed": killed,
+            "failures": wrong + len(MUTANTS) - killed,
+        }
+        chosen.json.write_bytes(msgspec.json.encode(sums))
     return int(wrong > 0 or killed < len(MUTANTS))
 
 

@@ -15,6 +15,9 @@ import multiprocessing
 import os
 import sys
 import time
+from pathlib import Path
+
+import msgspec
 
 from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
@@ -30,16 +33,11 @@ def table(tally: Tally, seconds: float) -> str:
         ("processes killed", seen["fault killed"]),
     ]
     rows += [(what, seen[what]) for what in sorted(seen) if what.startswith("fault ") and what != "fault killed"]
-    broken = {
-        "over-admissions": tally.count("over-admission", "at a limit of", "came free", "a grant ", "probes"),
-        "double settlements": tally.count("settled again"),
-        "lost settlements": tally.count("lost settlement", "without a settlement"),
-    }
     rows += [
-        ("attempts settled", sum(n for what, n in seen.items() if what.startswith("settled as "))),
+        ("attempts settled", tally.settled),
         ("attempts corrected", seen["corrected"]),
-        *broken.items(),
-        ("other violations", len(tally.failures) - sum(broken.values())),
+        *tally.broken.items(),
+        ("other violations", len(tally.failures) - sum(tally.broken.values())),
         ("things that happened at least once", f"{len(SOMETIMES) - len(tally.never())} of {len(SOMETIMES)}"),
     ]
     width = max(len(what) for what, _ in rows)
@@ -52,6 +50,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="only this one, with its traceback")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the sums there")
     given = parser.parse_args()
     if given.seed is not None:
         outcome = run(given.seed)
@@ -71,6 +70,8 @@ def main() -> int:
         sys.stdout.write(f"seed={seed}: {what}\n    replay: python -m tests.simulation --seed {seed}\n")
     for what in tally.never():
         sys.stdout.write(f"never happened: {what}\n")
+    if given.json is not None:
+        given.json.write_bytes(msgspec.json.encode(tally.figures()))
     return 1 if tally.failures or tally.never() else 0
 
 

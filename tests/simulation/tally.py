@@ -31,6 +31,32 @@ class Tally(msgspec.Struct):
         """Schedules that failed with any of these words."""
         return sum(any(word in what for word in words) for _, what in self.failures)
 
+    @property
+    def broken(self) -> dict[str, int]:
+        """Schedules that broke what is promised first of all."""
+        return {
+            "over-admissions": self.count("over-admission", "at a limit of", "came free", "a grant ", "probes"),
+            "double settlements": self.count("settled again"),
+            "lost settlements": self.count("lost settlement", "without a settlement"),
+        }
+
+    @property
+    def settled(self) -> int:
+        return sum(n for what, n in self.seen.items() if what.startswith("settled as "))
+
+    def figures(self) -> dict[str, object]:
+        """The sums, for machines."""
+        return {
+            "schedules": self.schedules,
+            "steps": self.steps,
+            "kills": self.seen["fault killed"],
+            "faults": {what.removeprefix("fault "): n for what, n in self.seen.items() if what.startswith("fault ")},
+            "settled": self.settled,
+            "unknown": self.seen["settled as unknown"],
+            **{what.replace("-", "_").replace(" ", "_"): n for what, n in self.broken.items()},
+            "failures": len(self.failures) + len(self.never()),
+        }
+
     def never(self) -> list[str]:
         return [what for what in SOMETIMES if not self.seen[what]]
 

@@ -68,6 +68,34 @@ language sql as $$
        and (p_requests <> 0 or coalesce(p_tokens, 0) <> 0)
 $$;
 
+-- Lowers what is left for a model, and with p_whole for its group, to what the provider said was left at p_told_at: filled
+-- since then, and less what was granted after this ticket, which the provider need not have counted. Of that no more than
+-- a minute's worth can weigh. Never raises anything.
+create or replace function control.told_left_v1(
+    p_ticket control.ticket, p_whole boolean, p_requests bigint, p_tokens bigint, p_told_at timestamptz,
+    p_now timestamptz
+) returns void
+language sql as $$
+    update control.allowance a
+       set (requests_left, tokens_left, filled_at) = (
+            select coalesce(least(
+                       control.filled_v1(a.requests_left, a.requests_per_minute, a.filled_at, p_now),
+                       case when p_requests is not null then greatest(0, -count(t.ticket_id) +
+                           control.filled_v1(p_requests, a.requests_per_minute, p_told_at, p_now)) end), 0),
+                   coalesce(least(
+                       control.filled_v1(a.tokens_left, a.tokens_per_minute, a.filled_at, p_now),
+                       case when p_tokens is not null then greatest(0, -coalesce(sum(t.tokens), 0) +
+                           control.filled_v1(p_tokens, a.tokens_per_minute, p_told_at, p_now)) end), 0),
+                   greatest(a.filled_at, p_now)
+              from control.store s
+              left join control.ticket t
+                on t.group_id = (p_ticket).group_id and t.state <> 'queued' and (a.model = '' or t.model = a.model)
+               and t.ticket_id <> (p_ticket).ticket_id
+               and t.granted_at >= greatest((p_ticket).granted_at, p_now - s.ahead - interval '1 minute'))
+     where a.group_id = (p_ticket).group_id
+       and (a.model = (p_ticket).model and a.model <> '' or p_whole and a.model = '')
+$$;
+
 -- The queues of a group: one for each class, credential and model that somebody waits for. Steps from one to the next in
 -- the index, so it costs as much as there are of them, however long they are.
 create or replace function control.lanes_v1(p_group text) returns table (class smallint, credential text, model text)

@@ -57,6 +57,9 @@ declare
     v_unheard_of boolean;
     v_usual boolean;
     v_counted boolean := false;
+    -- Granted to others and not confirmed: they may come back into the queue.
+    v_back integer;
+    v_back_batch integer;
     -- Allowances: "" is the group's own.
     a_model text[] := '{}';
     a_room integer[];
@@ -403,8 +406,10 @@ begin
             returning t as ticket
         )
         select array_agg(r.ticket) into v_rows from granted r;
-        g.waiting := greatest(0, g.waiting - coalesce(cardinality(v_rows), 0));
-        g.waiting_batch := greatest(0, g.waiting_batch - (select count(*) from unnest(v_rows) t where t.class = 1));
+        -- Others' grants stay counted until the next count: one that nobody confirms comes back.
+        g.waiting := greatest(0, g.waiting - (select count(*) from unnest(v_rows) t where t.owner_id = p_owner));
+        g.waiting_batch := greatest(0, g.waiting_batch - (select count(*) from unnest(v_rows) t
+                                                           where t.owner_id = p_owner and t.class = 1));
         if v_now > g.served_since + interval '120 s' then
             g.served := 0;
             g.served_since := v_now - interval '1 s';
@@ -430,6 +435,8 @@ begin
                 g.waiting_batch := g.waiting_batch + (select count(*) from unnest(v_state, p_class) as s (state, class)
                                                        where s.state = 'queued' and s.class = 1);
                 v_counted := true;
+                select count(*), count(*) filter (where t.class = 1) into v_back, v_back_batch
+                  from control.ticket t where t.group_id = p_group and t.state = 'granted';
                 if g.queue_bound > 1000 then
                     g.waiting_counted_at := v_now;
                 end if;
@@ -445,6 +452,10 @@ begin
             end if;
         end if;
     end loop;
+    if v_counted then
+        g.waiting := g.waiting + v_back;
+        g.waiting_batch := g.waiting_batch + v_back_batch;
+    end if;
     if v_enqueued > 0 then
         g.next_number := v_next;
     end if;

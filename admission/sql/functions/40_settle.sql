@@ -6,8 +6,8 @@
 create or replace function control.settle_v2(
     p_judged boolean, p_shard smallint,
     p_ticket uuid[], p_ending text[], p_verdict text[], p_generation bigint[], p_retry_after_ms bigint[],
-    p_account_wide boolean[], p_used bigint[], p_quarantine_ms bigint[], p_state text[], p_record text[],
-    p_unavailable_ms bigint
+    p_account_wide boolean[], p_used bigint[], p_requests_left bigint[], p_tokens_left bigint[], p_told_ms bigint[],
+    p_quarantine_ms bigint[], p_state text[], p_record text[], p_unavailable_ms bigint
 ) returns table (ticket_id uuid, applied boolean, counters text, group_id text, waiters boolean)
 language plpgsql as $$
 #variable_conflict use_column
@@ -115,8 +115,8 @@ begin
         -- Only what was applied: a replay must not count a failure twice.
         perform control.judge_v2(
             array(select t from unnest(v_tickets) t join unnest(v_lines) l on l.ticket_id = t.ticket_id),
-            p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used, v_now,
-            p_unavailable_ms);
+            p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used, p_requests_left,
+            p_tokens_left, p_told_ms, v_now, p_unavailable_ms);
     end if;
 
     return query
@@ -180,7 +180,8 @@ end $$;
 -- while its generation is current; a rate limit raises its floor whatever the generation.
 create or replace function control.judge_v2(
     p_tickets control.ticket[], p_ticket uuid[], p_ending text[], p_verdict text[], p_generation bigint[],
-    p_retry_after_ms bigint[], p_account_wide boolean[], p_used bigint[], p_now timestamptz, p_unavailable_ms bigint
+    p_retry_after_ms bigint[], p_account_wide boolean[], p_used bigint[], p_requests_left bigint[],
+    p_tokens_left bigint[], p_told_ms bigint[], p_now timestamptz, p_unavailable_ms bigint
 ) returns void
 language plpgsql as $$
 declare
@@ -189,9 +190,11 @@ declare
     v_retry interval;
 begin
     for e in
-        select u.*, t.group_id, t.credential, t.model, t.tokens
-          from unnest(p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used)
-               with ordinality as u (ticket_id, ending, verdict, generation, retry_after_ms, account_wide, used, n)
+        select u.*, t.group_id, t.credential, t.model, t.tokens, t as ticket
+          from unnest(p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used,
+                      p_requests_left, p_tokens_left, p_told_ms)
+               with ordinality as u (ticket_id, ending, verdict, generation, retry_after_ms, account_wide, used,
+                                     requests_left, tokens_left, told_ms, n)
           join unnest(p_tickets) t on t.ticket_id = u.ticket_id
          order by u.n
     loop
@@ -199,6 +202,10 @@ begin
         perform control.give_back_v1(
             e.group_id, e.model, (e.ending = 'not_dispatched')::integer,
             case when e.ending = 'not_dispatched' then e.tokens else e.tokens - e.used end, p_now);
+        if e.requests_left is not null or e.tokens_left is not null then
+            perform control.told_left_v1(e.ticket, e.account_wide, e.requests_left, e.tokens_left,
+                                         p_now - e.told_ms * interval '1 ms', p_now);
+        end if;
         if e.verdict = 'rate_limited' then
             perform control.raise_floor_v1(e.group_id, e.credential, case when e.account_wide then '' else e.model end,
                                            'rate_limit', v_retry, p_now);

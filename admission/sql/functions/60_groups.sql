@@ -119,7 +119,12 @@ begin
        set endpoints = array_append(c.endpoints, p_endpoint),
            next_number = greatest(c.next_number, (select f.next_number from control.capacity_group f where f.group_id = v_from)),
            waiting_counted_at = '-infinity',
-           waiting = c.waiting + (select count(*) from control.ticket t where t.group_id = v_from and t.endpoint = p_endpoint and t.state = 'queued')
+           waiting = c.waiting + (select count(*) from control.ticket t
+                                   where t.group_id = v_from and t.endpoint = p_endpoint
+                                     and t.state in ('queued', 'granted')),
+           waiting_batch = c.waiting_batch + (select count(*) from control.ticket t
+                                               where t.group_id = v_from and t.endpoint = p_endpoint
+                                                 and t.state in ('queued', 'granted') and t.class = 1)
      where c.group_id = p_group;
     perform from control.ticket t where t.group_id = v_from and t.endpoint = p_endpoint order by t.ticket_id for update;
     -- A generation of the other group's breaker means nothing here.

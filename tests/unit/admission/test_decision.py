@@ -296,6 +296,15 @@ def test_a_place_that_was_never_given_is_no_place():
     assert world.ask(place=99).answer == "queue_full"
 
 
+def test_who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival():
+    world = World(concurrency=1)
+    held = world.granted()
+    claimed, later = world.queued(place=99), world.queued()
+    assert world.ticket(claimed).number < world.ticket(later).number
+    world.settle(held)
+    assert world.advance()[claimed].answer == "granted"
+
+
 def test_numbers_grow_only_when_somebody_is_queued():
     world = World(concurrency=1)
     world.granted()

@@ -1,0 +1,1232 @@
+"""
+The planted bugs: each breaks one invariant, and each is told with the narrowest tests that must notice it.
+
+The numbers are those of `docs/proof.md`. Whoever changes a line that a mutant changes, changes the mutant; an old text
+that is not found exactly once is an error and not a mutant less.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+
+FUNCTIONS: Final = "admission/sql/functions"
+TERMS: Final = f"{FUNCTIONS}/05_terms.sql"
+RECONCILE: Final = f"{FUNCTIONS}/10_reconcile.sql"
+ACQUIRE: Final = f"{FUNCTIONS}/20_acquire.sql"
+TABLES: Final = "admission/sql/migrations/0001_admission.sql"
+CONFIRM: Final = f"{FUNCTIONS}/30_confirm.sql"
+SETTLE: Final = f"{FUNCTIONS}/40_settle.sql"
+OWNERS: Final = f"{FUNCTIONS}/50_owners.sql"
+GROUPS: Final = f"{FUNCTIONS}/60_groups.sql"
+BREAKER: Final = "admission/breaker.py"
+COMBINER: Final = "admission/combiner.py"
+CONTROLLER: Final = "admission/controller.py"
+DECISION: Final = "admission/decision.py"
+STORE: Final = "admission/store.py"
+ATTEMPT: Final = "gateway/attempt.py"
+FAILOVER: Final = "gateway/failover.py"
+PIPELINE: Final = "gateway/pipeline.py"
+SETTLING: Final = "gateway/settling.py"
+JOURNAL: Final = "metering/journal.py"
+
+
+def _rules(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_admission_rules.py::test_{name}" for name in names)
+
+
+def _stores(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/conformance/test_admission_stores.py::test_{name}[postgresql]" for name in names)
+
+
+def _admission(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_admission.py::test_{name}" for name in names)
+
+
+def _line(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_line.py::test_{name}" for name in names)
+
+
+def _endings(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_endings.py::test_{name}" for name in names)
+
+
+def _replays(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_journal.py::test_{name}" for name in names)
+
+
+def _controller(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/admission/test_controller.py::test_{name}" for name in names)
+
+
+def _core(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/admission/test_decision.py::test_{name}" for name in names)
+
+
+def _breaker(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/admission/test_breaker.py::test_{name}" for name in names)
+
+
+def _journal(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/unit/metering/test_journal.py::test_{name}" for name in names)
+
+
+def _m(invariant: int, name: str, file: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, invariant=invariant, file=file, old=old, new=new, tests=tests)
+
+
+_ADMISSION: Final = [
+    # ---------------------------------------------------------------- 1: never more than the limit
+    _m(
+        1,
+        "the group is not locked",
+        ACQUIRE,
+        "where c.group_id = p_group for update;\n    if not found",
+        "where c.group_id = p_group;\n    if not found",
+        _rules("who_asks_while_another_is_granted_the_last_slot_waits_to_see_it"),
+    ),
+    _m(
+        1,
+        "quarantined slots do not count",
+        ACQUIRE,
+        "v_room := greatest(0, least(g.concurrency - v_active,\n"
+        "                                g.concurrency + g.quarantine_headroom - v_active - v_quarantined));",
+        "v_room := greatest(0, g.concurrency - v_active);",
+        _stores("an_uncertain_slot_stays_until_its_window_has_passed"),
+    ),
+    _m(
+        1,
+        "quarantined slots do not count where nobody waits",
+        ACQUIRE,
+        "and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active",
+        "and n <= g.concurrency - v_active",
+        _stores("an_uncertain_slot_stays_until_its_window_has_passed"),
+    ),
+    _m(
+        1,
+        "unconfirmed grants do not count",
+        ACQUIRE,
+        "select count(*) filter (where t.state <> 'quarantined') as active,",
+        "select count(*) filter (where t.state = 'active') as active,",
+        _rules("a_grant_that_nobody_has_confirmed_yet_occupies_its_slot"),
+    ),
+    _m(
+        1,
+        "one more than the limit where nobody waits",
+        ACQUIRE,
+        "and n <= least(g.concurrency,",
+        "and n <= 1 + least(g.concurrency,",
+        _stores("two_processes_share_one_limit"),
+    ),
+    _m(
+        1,
+        "a model's quarantined attempts do not count",
+        ACQUIRE,
+        "where t.group_id = p_group and t.state <> 'queued' and t.model = a.model",
+        "where t.group_id = p_group and t.state = 'active' and t.model = a.model",
+        _rules("a_quarantined_attempt_keeps_its_place_in_its_model"),
+    ),
+    _m(
+        1,
+        "a model's own limit is not looked at",
+        ACQUIRE,
+        "m := array_position(a_model, i_model[i]);\n                if m is not null and (a_room[m] <= 0 or ",
+        "m := array_position(a_model, i_model[i]);\n                if m is not null and (",
+        _stores("a_full_model_holds_up_nobody_else"),
+    ),
+    _m(
+        1,
+        "core: quarantined slots do not count",
+        DECISION,
+        "return max(0, min(limit - self.active, limit + headroom - self.active - self.quarantined))",
+        "return max(0, limit - self.active)",
+        _core("quarantined_slots_count_against_the_limit"),
+    ),
+    # ---------------------------------------------------------------- 2: a lower limit
+    _m(
+        2,
+        "a lower limit is not taken over",
+        GROUPS,
+        "concurrency = excluded.concurrency,\n               quarantine_headroom",
+        "concurrency = greatest(c.concurrency, excluded.concurrency),\n               quarantine_headroom",
+        _rules("a_lower_limit_revokes_nothing_and_grants_nothing_until_fewer_run"),
+    ),
+    _m(
+        2,
+        "a group above its limit grants the difference",
+        ACQUIRE,
+        "v_room := greatest(0, least(g.concurrency - v_active,",
+        "v_room := abs(least(g.concurrency - v_active,",
+        _rules("a_lower_limit_revokes_nothing_and_grants_nothing_until_fewer_run"),
+    ),
+    _m(
+        2,
+        "limits of before come back with an old process",
+        GROUPS,
+        "where c.configuration_version < excluded.configuration_version;",
+        "where c.configuration_version <> excluded.configuration_version;",
+        _admission("the_newest_configuration_first_seen_is_in_force"),
+    ),
+    # ---------------------------------------------------------------- 3: order
+    _m(
+        3,
+        "the last of a queue is looked at first",
+        ACQUIRE,
+        "order by t.number limit v_room) q",
+        "order by t.number desc limit v_room) q",
+        _admission("grants_follow_the_order_of_arrival"),
+    ),
+    _m(
+        3,
+        "those that nobody hears of are granted",
+        ACQUIRE,
+        "and t.model = l.model and t.owner_id = any (v_fresh)",
+        "and t.model = l.model",
+        _rules("a_waiter_whose_process_is_not_heard_of_is_passed_over"),
+    ),
+    _m(
+        3,
+        "a retry goes to the end",
+        ACQUIRE,
+        "v_number[i] := case when p_place[i] < g.next_number then p_place[i] else v_next end;",
+        "v_number[i] := v_next;",
+        _rules("a_retry_that_keeps_its_place_goes_before_who_came_later"),
+    ),
+    _m(
+        3,
+        "a place that was never given is kept",
+        ACQUIRE,
+        "v_number[i] := case when p_place[i] < g.next_number then p_place[i] else v_next end;",
+        "v_number[i] := coalesce(p_place[i], v_next);",
+        _rules("who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival"),
+    ),
+    _m(
+        3,
+        "core: a retry may have a place that was never given",
+        DECISION,
+        "if demand.place is not None and demand.place < next_number:",
+        "if demand.place is not None:",
+        _core("who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival"),
+    ),
+    # ---------------------------------------------------------------- 4: the bound
+    _m(
+        4,
+        "one more than the bound",
+        ACQUIRE,
+        "or (g.waiting < g.queue_bound and (",
+        "or (g.waiting <= g.queue_bound and (",
+        _stores("a_full_queue_refuses_and_keeps_nothing"),
+    ),
+    _m(
+        4,
+        "an overflow uses up numbers",
+        ACQUIRE,
+        "if v_enqueued > 0 then\n        g.next_number",
+        "if v_new > 0 then\n        g.next_number",
+        _rules("an_overflow_writes_nothing_at_all"),
+    ),
+    _m(
+        4,
+        "a kept place has no bound",
+        ACQUIRE,
+        "if (v_place and g.waiting < g.queue_bound + g.concurrency)",
+        "if v_place",
+        _stores("a_retry_keeps_its_place_beyond_the_bound"),
+    ),
+    # ---------------------------------------------------------------- 5: one lease for an attempt
+    _m(
+        5,
+        "an ended ticket is new where nobody waits",
+        ACQUIRE,
+        "(select 1 from control.attempt a where a.ticket_id = e.ticket_id) is null\n",
+        "true\n",
+        _rules("a_tombstone_stops_a_late_acquire_where_slots_are_free"),
+    ),
+    _m(
+        5,
+        "an ended ticket is new",
+        ACQUIRE,
+        "when (select 1 from control.attempt a where a.ticket_id = e.ticket_id) is not null then 'ended'",
+        "when false then 'ended'",
+        _stores("a_tombstone_stops_a_late_acquire"),
+    ),
+    _m(
+        5,
+        "an earlier attempt may be made again",
+        ACQUIRE,
+        "a.attempt >= e.attempt limit 1) is null",
+        "a.attempt = e.attempt limit 1) is null",
+        _rules("an_attempt_before_one_that_has_ended_is_a_duplicate"),
+    ),
+    _m(
+        5,
+        "another process is granted the same ticket",
+        ACQUIRE,
+        "case when (e.live).owner_id <> p_owner then 'duplicate_debit'",
+        "case when false then 'duplicate_debit'",
+        _stores("a_replay_changes_nothing"),
+    ),
+    _m(
+        5,
+        "a debit may have two live tickets",
+        TABLES,
+        "create unique index ticket_debit on",
+        "create index ticket_debit on",
+        _rules("a_debit_that_gets_a_ticket_in_two_groups_at_once_gets_one"),
+    ),
+    _m(
+        5,
+        "a quarantined attempt's number is free",
+        ACQUIRE,
+        "and t.attempt >= e.attempt limit 1) is not null",
+        "and false limit 1) is not null",
+        _rules("an_attempt_past_its_hard_deadline_is_quarantined_although_its_process_lives"),
+    ),
+    _m(
+        5,
+        "a replay is told of another grant",
+        ACQUIRE,
+        "if v_found = n then",
+        "if true then",
+        _rules("a_replay_where_slots_are_free_is_told_of_its_first_grant"),
+    ),
+    # ---------------------------------------------------------------- 6: several groups
+    _m(
+        6,
+        "groups are locked in any order",
+        SETTLE,
+        "where t.ticket_id = any (p_ticket))\n          order by c.group_id for update;",
+        "where t.ticket_id = any (p_ticket))\n          order by c.group_id desc for update;",
+        _rules("locks_of_several_groups_are_taken_in_one_order"),
+    ),
+    _m(
+        6,
+        "a debit that two groups grant at once fails them",
+        ACQUIRE,
+        "on conflict do nothing;\n        get diagnostics v_found = row_count;\n        if v_found = n then",
+        ";\n        get diagnostics v_found = row_count;\n        if v_found = n then",
+        _rules("a_debit_that_gets_a_ticket_in_two_groups_at_once_gets_one"),
+    ),
+    # ---------------------------------------------------------------- 7: transitions
+    _m(
+        7,
+        "what waits can be settled",
+        SETTLE,
+        "where t.ticket_id = any (p_ticket) and t.state in ('active', 'quarantined')\n"
+        "            returning t.ticket_id",
+        "where t.ticket_id = any (p_ticket)\n            returning t.ticket_id",
+        _rules("a_ticket_that_waits_cannot_be_settled"),
+    ),
+    _m(
+        7,
+        "what waits can be quarantined",
+        SETTLE,
+        "and e.ending = 'uncertain' and t.state in ('active', 'quarantined')",
+        "and e.ending = 'uncertain'",
+        _rules("a_ticket_that_waits_cannot_be_settled"),
+    ),
+    _m(
+        7,
+        "an end is corrected again and again",
+        SETTLE,
+        "where a.ticket_id = any (p_these) and a.state = 'unknown' order by a.ticket_id for update\n"
+        "    ), moved as (\n"
+        "        update control.attempt a set state = e.state, settled_at = clock_timestamp()\n"
+        "          from element e join locked l on l.ticket_id = e.ticket_id\n"
+        "         where a.ticket_id = e.ticket_id and a.state = 'unknown'",
+        "where a.ticket_id = any (p_these) order by a.ticket_id for update\n"
+        "    ), moved as (\n"
+        "        update control.attempt a set state = e.state, settled_at = clock_timestamp()\n"
+        "          from element e join locked l on l.ticket_id = e.ticket_id\n"
+        "         where a.ticket_id = e.ticket_id",
+        _stores("an_attempt_settles_once_and_unknown_is_corrected_once"),
+    ),
+    _m(
+        7,
+        "an unknown end follows another",
+        SETTLE,
+        "where e.ticket_id = any (p_these) and e.state in ('charged', 'zero')",
+        "where e.ticket_id = any (p_these)",
+        _stores("an_attempt_settles_once_and_unknown_is_corrected_once"),
+    ),
+    _m(
+        7,
+        "an expired grant is confirmed",
+        CONFIRM,
+        "and t.grant_expires_at > v_now and g.group_id = t.group_id",
+        "and g.group_id = t.group_id",
+        _rules("an_expired_grant_is_not_confirmed_however_long_its_owner_waited_for_the_row"),
+    ),
+    _m(
+        7,
+        "core: an end is corrected again and again",
+        DECISION,
+        'if was is None or was.state != "unknown" or state == "unknown":',
+        'if was is None or state == "unknown":',
+        _core("unknown_is_corrected_once"),
+    ),
+    # ---------------------------------------------------------------- 8: no early release
+    _m(
+        8,
+        "an uncertain end frees the slot",
+        SETTLE,
+        "and e.ending <> 'uncertain' and t.state in",
+        "and t.state in",
+        _stores("an_uncertain_slot_stays_until_its_window_has_passed"),
+    ),
+    _m(
+        8,
+        "there is no isolation",
+        SETTLE,
+        "least(greatest(t.quarantined_until, t.hard_deadline + t.isolation),",
+        "least(greatest(t.quarantined_until, t.hard_deadline),",
+        _admission("an_uncertain_end_keeps_the_slot_until_deadline_plus_isolation"),
+    ),
+    _m(
+        8,
+        "a lost attempt's window begins with the lapse",
+        RECONCILE,
+        "update control.ticket t set state = 'quarantined', quarantined_until = t.hard_deadline + t.isolation",
+        "update control.ticket t set state = 'quarantined', quarantined_until = p_now + t.isolation",
+        _rules("what_a_lapsed_process_held_is_kept_until_its_hard_deadline_plus_isolation"),
+    ),
+    _m(
+        8,
+        "a slot that time frees was not executed",
+        RECONCILE,
+        "perform control.end_attempts_v2(0::smallint, v_lost || v_over, 'unknown',",
+        "perform control.end_attempts_v2(0::smallint, v_lost || v_over, 'zero',",
+        _rules("a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost"),
+    ),
+    _m(
+        8,
+        "a broken connection proves the end",
+        ATTEMPT,
+        "            return Ending.NOT_DISPATCHED\n        return Ending.UNCERTAIN",
+        "            return Ending.NOT_DISPATCHED\n        return Ending.CONFIRMED",
+        _endings("a_connection_that_breaks_after_the_caller_has_gone_is_uncertain"),
+    ),
+    _m(
+        8,
+        "abandoning frees a quarantined slot",
+        SETTLE,
+        "where t.ticket_id = any (p_ticket) and t.state <> 'quarantined'\n        returning t as ticket",
+        "where t.ticket_id = any (p_ticket)\n        returning t as ticket",
+        _rules("who_gives_up_a_quarantined_attempt_does_not_free_its_slot"),
+    ),
+    # ---------------------------------------------------------------- 9: the hard deadline
+    _m(
+        9,
+        "an attempt runs as long as its process lives",
+        RECONCILE,
+        "and (q.hard_deadline <= p_now or control.owner_is_dead_v1(q.owner_id, p_now))",
+        "and control.owner_is_dead_v1(q.owner_id, p_now)",
+        _rules("an_attempt_past_its_hard_deadline_is_quarantined_although_its_process_lives"),
+    ),
+    _m(
+        9,
+        "a confirmed grant forgets the caller's deadline",
+        CONFIRM,
+        "hard_deadline = least(v_now + t.execution_limit, t.caller_deadline + t.isolation)",
+        "hard_deadline = v_now + t.execution_limit",
+        _rules("a_confirmed_grant_has_the_callers_deadline_too"),
+    ),
+    _m(
+        9,
+        "a grant forgets the caller's deadline",
+        ACQUIRE,
+        "remaining_ms := least(p_execution_ms[i], p_caller_ms[i] + p_isolation_ms[i]);",
+        "remaining_ms := p_execution_ms[i];",
+        _stores("the_callers_deadline_bounds_the_hard_deadline"),
+    ),
+    # ---------------------------------------------------------------- 10: the holder's own clock
+    _m(
+        10,
+        "a process trusts itself from when it heard",
+        CONTROLLER,
+        "self._trusted_until = sent + lives_s - self._settings.margin_s",
+        "self._trusted_until = time.monotonic() + lives_s - self._settings.margin_s",
+        _controller("it_trusts_itself_from_when_it_asked_and_not_from_when_it_heard"),
+    ),
+    _m(
+        10,
+        "there is no margin",
+        CONTROLLER,
+        "self._trusted_until = sent + lives_s - self._settings.margin_s",
+        "self._trusted_until = sent + lives_s",
+        _controller("a_margin_is_taken_off_what_the_store_says"),
+    ),
+    _m(
+        10,
+        "a hard deadline counts from when it was heard",
+        CONTROLLER,
+        "hard_deadline=sent + row.remaining_ms / 1000,",
+        "hard_deadline=time.monotonic() + row.remaining_ms / 1000,",
+        _controller("the_hard_deadline_counts_from_when_it_asked"),
+    ),
+    _m(
+        10,
+        "a lapsed incarnation lives on",
+        OWNERS,
+        "where o.owner_id = p_owner and o.expires_at > v_now\n        returning",
+        "where o.owner_id = p_owner\n        returning",
+        _stores("a_lapsed_owner_gets_nothing_and_begins_again_as_another"),
+    ),
+    # ---------------------------------------------------------------- 11: right before the dispatch
+    _m(
+        11,
+        "nothing is checked again before the dispatch",
+        PIPELINE,
+        "if not self._controller.valid(lease):",
+        "if False:",
+        _rules("a_lease_that_is_not_valid_any_more_is_not_sent"),
+    ),
+    _m(
+        11,
+        "a lease is valid after its time",
+        CONTROLLER,
+        "return time.monotonic() < min(self._trusted_until, lease.hard_deadline)",
+        "return time.monotonic() < self._trusted_until",
+        _controller("no_lease_is_valid_once_its_time_is_over_although_its_process_is_trusted"),
+    ),
+    _m(
+        11,
+        "a lease is valid without trust",
+        CONTROLLER,
+        "return time.monotonic() < min(self._trusted_until, lease.hard_deadline)",
+        "return time.monotonic() < lease.hard_deadline",
+        _controller("no_lease_is_valid_once_its_process_is_not_trusted_although_its_time_is_not_over"),
+    ),
+    _m(
+        11,
+        "a provider is waited for beyond the hard deadline",
+        ATTEMPT,
+        "deadline = self.lease.hard_deadline\n        if self.call",
+        "deadline = self.lease.hard_deadline + 3600\n        if self.call",
+        _rules("the_provider_is_left_at_the_hard_deadline"),
+    ),
+    _m(
+        11,
+        "the intent is not kept with the grant",
+        ACQUIRE,
+        "v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,\n               g.generation",
+        "v_now, v_now, v_now + e.caller_ms * interval '1 ms', '{}',\n               g.generation",
+        _rules("a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost"),
+    ),
+    _m(
+        11,
+        "a revoked key is not looked at again",
+        PIPELINE,
+        "if not self._usable(run.call):",
+        "if False:",
+        _line("a_key_revoked_while_its_call_waited_is_not_dispatched"),
+    ),
+]
+
+_BREAKER: Final = [
+    # ---------------------------------------------------------------- 12: one probe
+    _m(
+        12,
+        "two probes come together",
+        ACQUIRE,
+        "elsif g.breaker = 'half_open' then\n        v_room := least(v_room, 1);\n    elsif",
+        "elsif",
+        _rules("of_two_that_come_together_after_the_cooldown_one_is_the_probe"),
+    ),
+    _m(
+        12,
+        "a second probe beside the first",
+        ACQUIRE,
+        "when g.breaker = 'open' or (g.breaker = 'half_open' and g.probe is not null) then 'cooldown' end;",
+        "when g.breaker = 'open' then 'cooldown' end;",
+        _rules("of_two_that_come_together_after_the_cooldown_one_is_the_probe"),
+    ),
+    _m(
+        12,
+        "a lost probe keeps its place",
+        RECONCILE,
+        "where t.ticket_id = g.probe and t.state in ('granted', 'active')) then\n"
+        "        perform control.open_breaker_v2(p_group, p_now);",
+        "where t.ticket_id = g.probe and t.state in ('granted', 'active')) then\n        null;",
+        _rules("a_probe_that_is_lost_opens_again_for_longer"),
+    ),
+    _m(
+        12,
+        "a probe that was not sent opens",
+        SETTLE,
+        "elsif e.ending = 'not_dispatched' and e.verdict = 'none' then",
+        "elsif false then",
+        _rules("a_probe_that_was_not_sent_hands_its_place_on"),
+    ),
+    _m(
+        12,
+        "a probe that was taken back keeps its place",
+        SETTLE,
+        "where c.breaker = 'half_open' and c.probe in (select t.ticket_id from unnest(v_gone) t);",
+        "where false;",
+        _rules("a_probe_that_was_not_sent_hands_its_place_on"),
+    ),
+    _m(
+        12,
+        "a probe is decided by its end only",
+        CONTROLLER,
+        "if lease.probe:\n            self._decided.post(lease)",
+        "if False:\n            self._decided.post(lease)",
+        _admission("a_probe_is_decided_by_its_first_content_and_not_by_its_end"),
+    ),
+    _m(
+        12,
+        "core: a lost probe keeps its place",
+        BREAKER,
+        "if breaker.state is BreakerState.HALF_OPEN and breaker.probe is not None and not probe_lives:",
+        "if False:",
+        _breaker("a_probe_that_is_gone_without_a_verdict_opens"),
+    ),
+    # ---------------------------------------------------------------- 13: the generation of a result
+    _m(
+        13,
+        "results of old generations count",
+        SETTLE,
+        "if e.generation is distinct from g.generation then",
+        "if false then",
+        _rules("a_result_of_an_older_generation_moves_nothing"),
+    ),
+    _m(
+        13,
+        "a floor is lowered",
+        RECONCILE,
+        "v_until := greatest(v_until, f.until);",
+        "",
+        _rules("a_floor_is_raised_by_an_older_generation_too_and_never_lowered"),
+    ),
+    _m(
+        13,
+        "a rate limit of an old generation is not heard",
+        SETTLE,
+        "if e.verdict = 'rate_limited' then\n            perform",
+        "if e.verdict = 'rate_limited' and e.generation = (\n"
+        "            select c.generation from control.capacity_group c where c.group_id = e.group_id) then\n"
+        "            perform",
+        _rules("a_floor_is_raised_by_an_older_generation_too_and_never_lowered"),
+    ),
+    _m(
+        13,
+        "core: results of old generations count",
+        DECISION,
+        "if settlement.lease.generation != breaker.generation:",
+        "if False:",
+        _core("failures_of_an_older_generation_count_for_no_later_one"),
+    ),
+    # ---------------------------------------------------------------- 14: open sends nothing
+    _m(
+        14,
+        "opening keeps the generation",
+        RECONCILE,
+        "set breaker = 'open', generation = c.generation + 1, probe = null",
+        "set breaker = 'open', generation = c.generation, probe = null",
+        _rules("every_change_of_the_breaker_is_another_generation"),
+    ),
+    _m(
+        14,
+        "half-open keeps the generation",
+        RECONCILE,
+        "set breaker = 'half_open', generation = c.generation + 1, probe = null",
+        "set breaker = 'half_open', generation = c.generation, probe = null",
+        _rules("every_change_of_the_breaker_is_another_generation"),
+    ),
+    _m(
+        14,
+        "closing keeps the generation",
+        SETTLE,
+        "set breaker = 'closed', generation = c.generation + 1, probe = null",
+        "set breaker = 'closed', generation = c.generation, probe = null",
+        _rules("every_change_of_the_breaker_is_another_generation"),
+    ),
+    _m(
+        14,
+        "a reset begins the generations anew",
+        GROUPS,
+        "set breaker = 'closed', generation = c.generation + 1, probe = null",
+        "set breaker = 'closed', generation = 1, probe = null",
+        _rules("every_change_of_the_breaker_is_another_generation"),
+    ),
+    _m(
+        14,
+        "an open breaker grants",
+        ACQUIRE,
+        "when g.breaker = 'open' or (g.breaker = 'half_open'",
+        "when (g.breaker = 'half_open'",
+        _stores("the_breaker_opens_and_one_probe_closes_it"),
+    ),
+    _m(
+        14,
+        "a grant from before the opening is confirmed",
+        CONFIRM,
+        "and g.group_id = t.group_id and g.generation = t.generation",
+        "and g.group_id = t.group_id",
+        _rules("a_grant_from_before_its_breaker_opened_is_not_confirmed"),
+    ),
+    _m(
+        14,
+        "a grant under a floor is confirmed",
+        CONFIRM,
+        "\n               and control.floor_until_v1(t.group_id, t.credential, t.model, null, v_now) is null;",
+        ";",
+        _rules("a_grant_under_whose_model_a_floor_was_put_is_not_confirmed"),
+    ),
+    _m(
+        14,
+        "a floor keeps nobody back",
+        TERMS,
+        "where f.group_id = p_group and f.credential = p_credential and f.model in ('', p_model) and f.until > p_now",
+        "where false and f.model in ('', p_model)",
+        _stores("a_rate_limit_gates_its_model_until_it_is_over"),
+    ),
+    # ---------------------------------------------------------------- 15: what counts, and how it comes back
+    _m(
+        15,
+        "what says nothing counts as a failure",
+        SETTLE,
+        "if e.verdict in ('transient', 'slow') then",
+        "if e.verdict in ('transient', 'slow', 'none') then",
+        _rules("what_says_nothing_of_the_provider_never_opens"),
+    ),
+    _m(
+        15,
+        "a cancelled call counts as a failure",
+        ATTEMPT,
+        "                return Verdict.TRANSIENT\n            case _:\n                return Verdict.NONE",
+        "                return Verdict.TRANSIENT\n            case _:\n                return Verdict.TRANSIENT",
+        _rules("a_caller_who_goes_away_is_no_failure_of_the_provider"),
+    ),
+    _m(
+        15,
+        "a bad request counts as a failure",
+        ATTEMPT,
+        "            case Rejected():\n                return Verdict.ANSWERED",
+        "            case Rejected():\n                return Verdict.TRANSIENT",
+        _rules("a_request_that_is_refused_for_its_own_fault_is_no_failure_of_the_provider"),
+    ),
+    _m(
+        15,
+        "cooldowns go on growing after it has closed",
+        SETTLE,
+        "probe = null, openings = 0, failed_at = '{}',\n           cooldown_until = null, ramp = case",
+        "probe = null, failed_at = '{}',\n           cooldown_until = null, ramp = case",
+        _rules("after_it_has_closed_a_failure_opens_for_the_first_cooldown_again"),
+    ),
+    _m(
+        15,
+        "an open breaker stays open",
+        RECONCILE,
+        "elsif g.breaker = 'open' and g.cooldown_until <= p_now then",
+        "elsif g.breaker = 'open' and g.cooldown_until <= p_now - interval '1 hour' then",
+        _rules("a_probe_that_is_lost_opens_again_for_longer"),
+    ),
+    _m(
+        15,
+        "core: failures are counted for ever",
+        BREAKER,
+        "for at in breaker.failed_at if at >= now - limits.failure_window)",
+        "for at in breaker.failed_at)",
+        _breaker("only_failures_within_the_window_count"),
+    ),
+    _m(
+        15,
+        "core: the ramp never ends",
+        BREAKER,
+        "ramp=wider if wider < limits.concurrency else None)",
+        "ramp=wider)",
+        _breaker("the_ramp_doubles_with_each_good_answer_until_it_is_the_limit"),
+    ),
+]
+
+_STREAMS: Final = [
+    # ---------------------------------------------------------------- 16: after content
+    _m(
+        16,
+        "a stream that breaks ends as if it were complete",
+        PIPELINE,
+        "raise run.broken(attempt, receipt) from error",
+        'yield Ended(ends=(), outcome=run.outcome("complete", attempt, receipt))\n            return',
+        _line("after_content_there_is_no_switch_and_the_failure_is_explicit"),
+    ),
+    _m(
+        16,
+        "a stream has two ends",
+        PIPELINE,
+        'yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))',
+        'yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))\n'
+        '        yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))',
+        _rules("a_stream_has_one_end_and_nothing_after_it"),
+    ),
+    _m(
+        16,
+        "the end of a stream comes before its settlement",
+        PIPELINE,
+        "        receipt = await self._attempts.settle(attempt, run.reports)\n        yield Ended(",
+        "        receipt = _UNSETTLED\n        yield Ended(",
+        _line("a_streamed_answer_is_settled_before_its_last_message"),
+    ),
+    # ---------------------------------------------------------------- 17: uncertain dispatches
+    _m(
+        17,
+        "what may have been done is sent again",
+        FAILOVER,
+        "if attempt.may_have_cost and not self._may_resend(attempt.route):",
+        "if False:",
+        _line("an_uncertain_dispatch_is_not_sent_again_where_that_is_forbidden"),
+    ),
+    _m(
+        17,
+        "a job resends by default",
+        FAILOVER,
+        'wish = Resend.NEVER if self.call.transport == "job" else Resend.BEFORE_FIRST_BYTE',
+        "wish = Resend.BEFORE_FIRST_BYTE",
+        _line("a_job_does_not_resend_an_uncertain_dispatch"),
+    ),
+    _m(
+        17,
+        "attempts have no bound",
+        FAILOVER,
+        "most = self.settings.most_attempts",
+        "most = 1000",
+        _line("attempts_are_bounded_and_all_of_them_are_listed"),
+    ),
+    _m(
+        17,
+        "an attempt is sent again under its old number",
+        PIPELINE,
+        "run.number += 1",
+        "run.number = max(run.number, 1)",
+        _line("without_another_route_a_transient_failure_is_tried_again"),
+    ),
+    _m(
+        17,
+        "a retry does not wait for the settlement of the first",
+        FAILOVER,
+        "if not receipt.acknowledged:",
+        "if False:",
+        _replays("an_error_says_that_its_settlement_is_pending"),
+    ),
+]
+
+_TIME: Final = [
+    # ---------------------------------------------------------------- 28: time after the lock
+    _m(
+        28,
+        "a grant's time is from before the lock",
+        ACQUIRE,
+        "(select clock_timestamp() as raw offset 0)",
+        "(select now() as raw offset 0)",
+        _rules("times_are_read_after_the_lock_was_waited_for"),
+    ),
+    _m(
+        28,
+        "a settlement's time is from before the lock",
+        SETTLE,
+        "select clock_timestamp() + s.ahead into v_now from control.store s;",
+        "select now() + s.ahead into v_now from control.store s;",
+        _rules("times_are_read_after_the_lock_was_waited_for"),
+    ),
+    _m(
+        28,
+        "a confirmation's time is from before the lock",
+        CONFIRM,
+        "if found then\n            v_now := control.now_v1();",
+        "if found then",
+        _rules("an_expired_grant_is_not_confirmed_however_long_its_owner_waited_for_the_row"),
+    ),
+    _m(
+        28,
+        "the host's clock is believed",
+        STORE,
+        "_ms(time.monotonic() - at),",
+        "_ms(time.time() - at),",
+        _rules("a_step_back_of_the_servers_clock_is_made_up_for_once"),
+    ),
+    # ---------------------------------------------------------------- 29: the server's clock steps
+    _m(
+        29,
+        "a step back is not made up for",
+        OWNERS,
+        "if v_step > interval '1 s' then",
+        "if false then",
+        _rules("a_step_back_of_the_servers_clock_is_made_up_for_once"),
+    ),
+    _m(
+        29,
+        "each process makes up for a step back",
+        OWNERS,
+        "set ahead = s.ahead + v_step, steps = s.steps + 1 where s.steps = p_steps;",
+        "set ahead = s.ahead + v_step, steps = s.steps + 1;",
+        _rules("a_step_back_of_the_servers_clock_is_made_up_for_once"),
+    ),
+    _m(
+        29,
+        "a leap forward frees what still runs",
+        RECONCILE,
+        "quarantined_until = greatest(t.hard_deadline, p_now) + t.isolation",
+        "quarantined_until = t.hard_deadline + t.isolation",
+        _rules("a_leap_forward_quarantines_for_the_whole_window_and_frees_nothing_at_once"),
+    ),
+    _m(
+        29,
+        "a late word cuts the window short",
+        SETTLE,
+        "least(greatest(t.quarantined_until, t.hard_deadline + t.isolation),",
+        "least(t.hard_deadline + t.isolation,",
+        _rules("a_leap_forward_quarantines_for_the_whole_window_and_frees_nothing_at_once"),
+    ),
+    # ---------------------------------------------------------------- 30: without a store
+    _m(
+        30,
+        "a process without a store asks on",
+        CONTROLLER,
+        "if not self.available:\n            return Refusal",
+        "if False:\n            return Refusal",
+        _controller("who_is_not_trusted_asks_for_nothing"),
+    ),
+    _m(
+        30,
+        "a lost store is trusted on",
+        CONTROLLER,
+        "started + give_up_after_s:\n                    self._trusted_until = 0.0\n                    raise",
+        "started + give_up_after_s:\n                    raise",
+        _controller("a_store_that_does_not_answer_is_a_bounded_refusal_and_ends_the_trust"),
+    ),
+    _m(
+        30,
+        "an acquire is tried for ever",
+        CONTROLLER,
+        "rows = await self._insist(send, give_up_after_s=self._settings.retry_s)",
+        "rows = await self._insist(send, give_up_after_s=None)",
+        _controller("a_store_that_does_not_answer_is_a_bounded_refusal_and_ends_the_trust"),
+    ),
+    _m(
+        30,
+        "what cannot be kept is spent",
+        SETTLING,
+        "return None if self._journal is None else self._journal.fault",
+        "return None",
+        _replays("a_journal_that_cannot_be_written_stops_admission_until_it_can"),
+    ),
+    _m(
+        30,
+        "a closed store grants where nobody waits",
+        ACQUIRE,
+        "and not (v_due or v_floors or v_closed) and",
+        "and not (v_due or v_floors) and",
+        _rules("a_closed_store_grants_nothing_and_says_when_it_opens"),
+    ),
+    _m(
+        30,
+        "core: a closed store grants",
+        DECISION,
+        "if w.closed_until > w.now or not (occupancy.queued or new)",
+        "if not (occupancy.queued or new)",
+        _core("a_closed_store_grants_nothing_and_says_when_it_opens"),
+    ),
+    # ---------------------------------------------------------------- 31: a lost answer is unknown
+    _m(
+        31,
+        "a lost acquire leaves no tombstone",
+        CONTROLLER,
+        "ticket.unsure = True\n                raise",
+        "ticket.unsure = False\n                raise",
+        _controller("one_that_a_lost_acquire_had_enqueued_is_given_up_with_a_tombstone"),
+    ),
+    _m(
+        31,
+        "a refused acquire leaves no tombstone",
+        CONTROLLER,
+        "self._abandoned.post((ticket.demand.ticket_id, True))",
+        "pass",
+        _controller("an_acquire_that_commits_after_it_was_given_up_revives_nothing"),
+    ),
+    _m(
+        31,
+        "a tombstone is not written",
+        SETTLE,
+        "if p_tombstone then",
+        "if false then",
+        _stores("a_tombstone_stops_a_late_acquire"),
+    ),
+    _m(
+        31,
+        "a lost settlement is not sent again",
+        CONTROLLER,
+        "rows = await self._insist(lambda: self._store.settle(shard, batch, judged=judged), give_up_after_s=None)",
+        "rows = await self._store.settle(shard, batch, judged=judged)",
+        _controller("a_settlement_is_tried_until_it_is_acknowledged_and_counts_once"),
+    ),
+    _m(
+        31,
+        "a replayed failure counts again",
+        SETTLE,
+        "if p_judged and v_lines is not null then\n"
+        "        -- Only what was applied: a replay must not count a failure twice.\n"
+        "        perform control.judge_v2(\n"
+        "            array(select t from unnest(v_tickets) t join unnest(v_lines) l on l.ticket_id = t.ticket_id),",
+        "if p_judged then\n        perform control.judge_v2(v_tickets,",
+        _stores("a_replayed_failure_counts_once"),
+    ),
+    _m(
+        31,
+        "a broken connection is a definite refusal",
+        STORE,
+        "            self._drop(connection)\n            raise StoreUnavailable from error\n"
+        "        except _LOST as error:",
+        "            raise Rejected(error.sqlstate) from error\n        except _LOST as error:",
+        _rules("who_waits_for_a_lock_too_long_is_ended_by_the_server_itself"),
+    ),
+    _m(
+        31,
+        "a replay speaks to the breaker",
+        SETTLING,
+        "verdict=Verdict.NONE,\n        state=kept.state,",
+        "verdict=Verdict.TRANSIENT,\n        state=kept.state,",
+        _replays("a_replay_says_nothing_to_the_breaker"),
+    ),
+    _m(
+        31,
+        "a settlement is not kept when the store does not take it",
+        SETTLING,
+        "self._overdue += 1\n            self._keep(underway)",
+        "self._overdue += 1",
+        _replays("what_the_store_does_not_take_is_kept_and_settled_when_it_is_back"),
+    ),
+    _m(
+        31,
+        "what was settled stays in the journal",
+        SETTLING,
+        "self._journal.acknowledge(underway.entry)\n            case StoreRejected()",
+        "pass\n            case StoreRejected()",
+        _replays("what_the_store_does_not_take_is_kept_and_settled_when_it_is_back"),
+    ),
+    _m(
+        31,
+        "a record is not synced",
+        JOURNAL,
+        "file.add(data, sync=bool(fresh))",
+        "file.add(data, sync=False)",
+        _journal("records_that_come_together_are_synced_together"),
+    ),
+    _m(
+        31,
+        "a damaged record is believed",
+        JOURNAL,
+        " or len(body) < length or zlib.crc32(body) != crc:",
+        " or len(body) < length:",
+        _journal("a_damaged_file_gives_what_came_before_and_never_a_wrong_record"),
+    ),
+    _m(
+        31,
+        "a living process's journal is adopted",
+        JOURNAL,
+        "        except BlockingIOError:\n            return False",
+        "        except BlockingIOError:\n            return True",
+        _journal("the_file_of_a_living_process_is_nobody_elses"),
+    ),
+    _m(
+        31,
+        "after a failed sync the old file is written on",
+        JOURNAL,
+        "            self._doubtful = True\n",
+        "            self._doubtful = False\n",
+        _journal("after_a_failed_sync_everything_is_written_anew"),
+    ),
+    # ---------------------------------------------------------------- 32: another database
+    _m(
+        32,
+        "another timeline goes unnoticed",
+        ACQUIRE,
+        "if v_other_timeline then",
+        "if false then",
+        _rules("another_timeline_closes_the_store_for_the_longest_hold"),
+    ),
+    _m(
+        32,
+        "another timeline closes for a moment",
+        ACQUIRE,
+        "closed_until = clock_timestamp() + s.ahead + p_hold_ms * interval '1 ms'",
+        "closed_until = clock_timestamp() + s.ahead",
+        _rules("another_timeline_closes_the_store_for_the_longest_hold"),
+    ),
+    _m(
+        32,
+        "another system goes unnoticed",
+        OWNERS,
+        "where s.system_identifier is distinct from v_system;",
+        "where s.system_identifier is null;",
+        _rules("another_system_closes_the_store_for_the_longest_hold"),
+    ),
+    # ---------------------------------------------------------------- 33: a notification is a hint
+    _m(
+        33,
+        "only a notification wakes a waiter",
+        CONTROLLER,
+        "self._wake_in(self._settings.rescan_s)",
+        "pass",
+        _controller("without_any_notification_the_next_look_finds_the_slot"),
+    ),
+    _m(
+        33,
+        "nobody looks after listening again",
+        CONTROLLER,
+        "self._hint.set()\n                    await lost.wait()",
+        "await lost.wait()",
+        _controller("what_was_notified_while_nobody_listened_is_found_on_listening_again"),
+    ),
+    _m(
+        33,
+        "nobody is notified",
+        CONTROLLER,
+        "for other in foreign:\n            self._notified.post(other)",
+        "for other in foreign:\n            pass",
+        _admission("a_settlement_in_one_process_grants_the_waiter_of_another"),
+    ),
+    # ---------------------------------------------------------------- 34: cancelled anywhere
+    _m(
+        34,
+        "a cancelled statement keeps its connection",
+        STORE,
+        "        finally:\n            self._idle.put_nowait(connection)",
+        "        else:\n            self._idle.put_nowait(connection)",
+        _rules("a_cancelled_statement_gives_its_connection_back"),
+    ),
+    _m(
+        34,
+        "a cancelled waiter stays in the queue",
+        CONTROLLER,
+        "if answer is None and ticket.acknowledged:",
+        "if False:",
+        _admission("a_waiter_that_is_cancelled_leaves_the_queue"),
+    ),
+    _m(
+        34,
+        "a grant that nobody waits for any more is kept",
+        CONTROLLER,
+        'answered.unsure if row.answer not in ("granted", "queued") else waiting is None',
+        "False",
+        _controller("a_caller_that_goes_away_while_the_acquire_is_on_its_way_leaves_nothing"),
+    ),
+    _m(
+        34,
+        "a heartbeat waits for a connection of the others",
+        STORE,
+        "async with asyncio.timeout(self._settings.statement_s):\n                if self._heartbeat is None or",
+        "async with self._connection(), asyncio.timeout(self._settings.statement_s):\n"
+        "                if self._heartbeat is None or",
+        _rules("a_heartbeat_does_not_wait_for_a_connection_that_work_has"),
+    ),
+    _m(
+        34,
+        "an attempt that is left is not settled",
+        ATTEMPT,
+        "if not attempt.settled:\n                await self.leave(attempt, reports)",
+        "if False:\n                await self.leave(attempt, reports)",
+        _line("a_key_revoked_while_its_call_waited_is_not_dispatched"),
+    ),
+    _m(
+        34,
+        "one bad element fails its neighbours",
+        COMBINER,
+        "if len(batch) > 1:\n                middle",
+        "if len(batch) > 1000:\n                middle",
+        ("tests/unit/admission/test_combiner.py::test_one_bad_element_fails_alone",),
+    ),
+    # ---------------------------------------------------------------- 35: one that stops
+    _m(
+        35,
+        "who waits for a lock waits for ever",
+        STORE,
+        '"lock_timeout": milliseconds,',
+        '"lock_timeout": "0",',
+        _rules("who_waits_for_a_lock_too_long_is_ended_by_the_server_itself"),
+    ),
+    _m(
+        35,
+        "who stops in a transaction keeps its locks",
+        STORE,
+        '"idle_in_transaction_session_timeout": milliseconds,',
+        '"idle_in_transaction_session_timeout": "0",',
+        _rules("a_process_that_stops_in_a_transaction_does_not_stop_its_group"),
+    ),
+    # ---------------------------------------------------------------- 36: it drains, at a price that does not grow
+    _m(
+        36,
+        "quarantine never ends",
+        RECONCILE,
+        "q.state = 'quarantined' and q.quarantined_until <= p_now",
+        "q.state = 'quarantined' and q.quarantined_until is null",
+        _rules("a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost"),
+    ),
+    _m(
+        36,
+        "an unconfirmed grant is never taken back",
+        RECONCILE,
+        "q.state = 'granted' and q.grant_expires_at <= p_now",
+        "q.state = 'granted' and q.grant_expires_at is null",
+        _stores("an_unconfirmed_grant_returns_to_the_queue"),
+    ),
+    _m(
+        36,
+        "a freed slot wakes nobody",
+        CONTROLLER,
+        "await self.advance({row.group_id for row in rows if row.group_id and row.waiters})",
+        "pass",
+        _admission("a_settlement_in_one_process_grants_the_waiter_of_another"),
+    ),
+    _m(
+        36,
+        "a slot that time frees is found by chance",
+        CONTROLLER,
+        "self._wake_in(max(row.wait_ms / 1000, 0.005))",
+        "pass",
+        _controller("a_slot_that_time_alone_frees_is_given_at_that_time"),
+    ),
+    _m(
+        36,
+        "nobody sweeps",
+        CONTROLLER,
+        "await self.advance(await self._store.overdue())",
+        "pass",
+        _controller("what_a_dead_process_left_in_a_group_without_traffic_is_cleared_away"),
+    ),
+    _m(
+        36,
+        "the dead wait on",
+        OWNERS,
+        "and control.owner_is_dead_v1(q.owner_id, v_now)\n         limit 1000 for update skip locked",
+        "and false\n         limit 1000 for update skip locked",
+        _rules("the_sweep_ends_the_waiters_of_who_is_not_heard_of"),
+    ),
+    _m(
+        36,
+        "a grant reads the whole queue",
+        ACQUIRE,
+        "order by t.number limit v_room) q",
+        "order by t.number) q",
+        _rules("what_a_grant_costs_does_not_depend_on_how_many_wait"),
+    ),
+    _m(
+        36,
+        "a store that was away has killed everybody",
+        OWNERS,
+        "update control.reclaim set not_before = v_now + p_ttl_ms * interval '1 ms'",
+        "update control.reclaim set not_before = v_now",
+        _rules("where_the_store_itself_was_away_nobody_is_dead_at_once"),
+    ),
+    _m(
+        36,
+        "core: a waiter is ended before its owner can",
+        DECISION,
+        "_OVERDUE: Final = 2 * SECOND",
+        "_OVERDUE: Final = 0",
+        _core("a_waiter_is_left_to_its_owner_for_two_seconds_after_its_deadline"),
+    ),
+]
+
+MUTANTS: Final = [*_ADMISSION, *_BREAKER, *_STREAMS, *_TIME]
