@@ -446,7 +446,7 @@ def _acquire(w: _Work, event: Acquire) -> Answers:
     _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
     after = _Occupancy(w, event.group)
     rows = [_chosen_row(w, event.owner, ticket) for ticket in chosen]
-    told = {ticket.ticket_id for ticket in chosen}
+    told = {ticket.ticket_id for ticket in chosen if ticket.owner == event.owner}
     for asked in event.elements:
         ticket_id = asked.demand.ticket_id
         if ticket_id not in told:
@@ -802,7 +802,7 @@ def _is_judged(w: _Work, ticket: Ticket) -> bool:
     return (
         _is_probe(w, ticket)
         or w.groups.view[ticket.group].breaker.ramp is not None
-        or any(group_id == ticket.group for group_id, _ in w.allowances.view)
+        or any((ticket.group, model) in w.allowances.view for model in (ticket.model, ""))
     )
 
 

@@ -190,7 +190,7 @@ declare
     v_retry interval;
 begin
     for e in
-        select u.*, t.group_id, t.credential, t.model, t.tokens, t as ticket
+        select u.*, t.generation as granted_in, t.group_id, t.credential, t.model, t.tokens, t as ticket
           from unnest(p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used,
                       p_requests_left, p_tokens_left, p_told_ms)
                with ordinality as u (ticket_id, ending, verdict, generation, retry_after_ms, account_wide, used,
@@ -215,7 +215,8 @@ begin
         end if;
 
         select * into g from control.capacity_group c where c.group_id = e.group_id;
-        if e.generation is distinct from g.generation then
+        -- The ticket's own, too: one whose endpoint has moved here since has none of this group's.
+        if e.generation is distinct from g.generation or e.granted_in is distinct from g.generation then
             continue;
         elsif g.breaker = 'closed' then
             if e.verdict in ('transient', 'slow') then

@@ -370,12 +370,13 @@ def test_a_waiter_is_told_why(reason: str, limits: dict[str, Any]):
     assert world.rescan(demand).wait_reason == reason
 
 
-def test_a_waiter_behind_a_quarantined_slot_is_told_so():
+def test_a_waiter_behind_a_quarantined_slot_is_told_so_and_until_when():
     world = World(concurrency=1)
     world.settle(world.granted(), Ending.UNCERTAIN, verdict=Verdict.NONE, state="unknown")
     demand = world.demand()
     world.acquire(demand)
-    assert world.rescan(demand).wait_reason == "quarantine"
+    row = world.rescan(demand)
+    assert (row.wait_reason, row.wait_ms) == ("quarantine", 35_000)
 
 
 def test_a_waiter_in_a_cooldown_is_told_until_when():
@@ -405,6 +406,16 @@ def test_a_replay_by_another_incarnation_is_a_duplicate():
     demand = world.demand()
     world.acquire(demand, by="a")
     assert world.acquire(demand, by="b")[demand.ticket_id].answer == "duplicate_debit"
+
+
+def test_another_process_that_replays_a_ticket_just_granted_to_its_owner_is_answered_too():
+    world = World(concurrency=1)
+    holder = world.granted("a")
+    waiting = world.demand()
+    world.acquire(waiting, by="b")
+    world.settle(holder)
+    event = decision.Acquire(GROUP, world.owners["a"], (decision.element(waiting),))
+    assert [row.answer for row in world.do(event).tickets] == ["notify", "duplicate_debit"]
 
 
 def test_a_ticket_that_was_settled_has_ended():
@@ -1146,8 +1157,11 @@ def test_an_allowance_never_holds_more_than_a_minute():
     assert left(world)[1] == 100
 
 
-def test_a_lease_of_a_group_with_allowances_is_judged():
+def test_a_lease_whose_model_or_group_has_limits_of_its_own_is_judged():
     assert World(requests_per_minute=10).ask().judged
+    world = World(models={"m": ModelLimits(concurrency=1)})
+    assert world.ask().judged
+    assert not world.ask(model="n").judged
     assert not World().ask().judged
 
 
