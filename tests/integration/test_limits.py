@@ -785,6 +785,61 @@ async def test_callers_that_leave_do_not_move_the_breaker(database_url, tmp_path
             assert (row["breaker"], row["failed_at"]) == ("closed", [])
 
 
+async def opened_and_over(line: WholeLine, upstream: SimulatedProvider) -> None:
+    """The breaker has opened, and its cooldown is over: the next request is the probe."""
+    await line.rows("select control.open_breaker_v2($1, control.now_v1())", host(upstream))
+    await line.rows("update control.capacity_group set cooldown_until = control.now_v1()")
+
+
+async def test_a_probe_that_its_caller_cancels_before_the_dispatch_hands_its_place_to_the_next(database_url, tmp_path):
+    async with simulated() as upstream:
+        toml = (
+            profile("p", upstream)
+            + model("m", "p/sim-fast")
+            + group(upstream, "concurrency = 4\nfirst_cooldown_s = 30")
+        )
+        async with processes(database_url, tmp_path, toml, toml) as (one, two):
+            await opened_and_over(one, upstream)
+            probe, _ = await occupied(one, "m")
+            heard = Heard()
+            behind = start(two.pipeline.complete(call("m"), heard))
+            await queued(one, 1)
+            await until(lambda: asyncio.sleep(0, heard.waits))
+            assert heard.waits[0].reason == "cooldown"
+            probe.cancel()
+            async with asyncio.timeout(3):
+                await behind
+            assert (await breaker(one, upstream))[0] == "closed"
+            assert (await upstream.ledger())["dispatches"] == 1
+
+
+async def test_a_long_answer_of_the_probe_keeps_nobody_waiting_once_it_has_begun(database_url, tmp_path):
+    async with simulated() as upstream:
+        toml = (
+            profile("p", upstream)
+            + model("m", "p/sim-fast")
+            + group(upstream, "concurrency = 4\nfirst_cooldown_s = 30")
+        )
+        async with processes(database_url, tmp_path, toml, toml) as (one, two):
+            await opened_and_over(one, upstream)
+            await upstream.set_faults(think=0.2, pace=0.2, chunks=30)
+            begun = asyncio.Event()
+
+            async def probe() -> None:
+                async with one.pipeline.stream(call("m")) as items:
+                    async for _ in items:
+                        begun.set()
+
+            long = start(probe())
+            await upstream.until(lambda ledger: ledger["active"] == 1)
+            await upstream.set_faults()
+            others = [start(two.pipeline.complete(call("m"))) for _ in range(2)]
+            await asyncio.wait_for(begun.wait(), 5)
+            await ends(*others)
+            assert not long.done()
+            assert (await breaker(one, upstream))[0] == "closed"
+
+
 async def test_a_grant_from_just_before_it_opened_is_not_sent_by_another_process(database_url, tmp_path):
     async with simulated() as upstream:
         toml = (
