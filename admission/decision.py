@@ -703,7 +703,8 @@ def _choose(w: _Work, event: Acquire, new: list[Ticket]) -> tuple[list[Ticket], 
     occupancy = _Occupancy(w, event.group)
     if w.closed_until > w.now or not (occupancy.queued or new) or occupancy.grants == 0:
         return [], []
-    turn = _Round(w, event.group, occupancy, [*occupancy.queued, *new])
+    in_time = (ticket for ticket in occupancy.queued if ticket.queue_deadline > w.now)
+    turn = _Round(w, event.group, occupancy, [*in_time, *new])
     granted = []
     for ticket in turn.run():
         own = ticket.owner == event.owner
@@ -1010,7 +1011,7 @@ def _judge(w: _Work, ticket: Ticket, outcome: Outcome) -> None:
         w.raise_floor(ticket.group, ticket.credential, model, "unavailable", after)
     group = w.groups.view[ticket.group]
     breaker = group.breaker
-    if settlement.lease.generation != breaker.generation:
+    if not settlement.lease.generation == ticket.generation == breaker.generation:
         return
     if breaker.state is BreakerState.HALF_OPEN and breaker.probe != ticket.ticket_id:
         return

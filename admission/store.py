@@ -57,8 +57,10 @@ class Store:
             self._idle.put_nowait(None)
         #: Its own, so that no burst of work delays it.
         self._heartbeat: asyncpg.Connection | None = None
-        #: What the store's clock said last, after how many steps back of it, and when that was here.
-        self._clock: tuple[datetime | None, int, float] = (None, 0, 0.0)
+        #: The store's time as it was told last, when that was here, and how many steps of its clock it had seen.
+        self._told_time: datetime | None = None
+        self._told_at = 0.0
+        self._steps = 0
 
     async def configure(self) -> list[str]:
         """Makes the configured groups known. Answers those for which other settings than these are in force."""
@@ -104,6 +106,7 @@ class Store:
                 [None if fence is None else fence.scope_id for fence in fences],
                 [None if fence is None else fence.run_id for fence in fences],
                 [None if fence is None else fence.number for fence in fences],
+                *self._time_known(),
             )
         return [TicketRow(*row) for row in rows]
 
@@ -122,6 +125,7 @@ class Store:
                 [None if fence is None else fence.scope_id for fence in fences],
                 [None if fence is None else fence.run_id for fence in fences],
                 [None if fence is None else fence.number for fence in fences],
+                *self._time_known(),
             )
         return [TicketRow(*row) for row in rows]
 
@@ -155,6 +159,7 @@ class Store:
                 [s.state for s in settlements],
                 [s.record.decode() for s in settlements],
                 _ms(self._settings.unavailable_s),
+                *self._time_known(),
             )
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
         return [found[s.lease.ticket_id] for s in settlements]
@@ -171,11 +176,7 @@ class Store:
         return [row["group_id"] for row in rows]
 
     async def renew(self, owner: uuid.UUID, process: uuid.UUID, *, first: bool) -> float | None:
-        """
-        The heartbeat: the seconds the owner now lives, or None where it had lapsed. Tells the store what its clock
-        said last time, and how long ago that was by the clock of this process, which never goes back.
-        """
-        clock, steps, at = self._clock
+        """The heartbeat: the seconds the owner now lives, or None where it had lapsed."""
         try:
             async with asyncio.timeout(self._settings.statement_s):
                 if self._heartbeat is None or self._heartbeat.is_closed():
@@ -189,15 +190,15 @@ class Store:
                     socket.gethostname(),
                     os.getpid(),
                     _ms(self._settings.longest_hold_s),
-                    clock,
-                    steps,
-                    _ms(time.monotonic() - at),
+                    *self._time_known(),
                 )
         except _LOST as error:
             self._drop(self._heartbeat)
             self._heartbeat = None
             raise StoreUnavailable from error
-        self._clock = (row["clock"], row["steps"], time.monotonic())
+        if self._told_time is not None and row["steps"] != self._steps:
+            log.warning("admission.clock_stepped", steps=row["steps"] - self._steps)
+        self._told_time, self._told_at, self._steps = row["clock"], time.monotonic(), row["steps"]
         return None if row["lives_ms"] is None else row["lives_ms"] / 1000
 
     async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
@@ -286,6 +287,10 @@ class Store:
                 self._drop(connection)
         # What was cut needs one turn of the loop to close its socket.
         await asyncio.sleep(0)
+
+    def _time_known(self) -> tuple[datetime | None, int, int]:
+        """The store's time as told last, the milliseconds since, and how many it may seem ahead: see keep_time_v1."""
+        return self._told_time, _ms(time.monotonic() - self._told_at), _ms(self._settings.statement_s + 1)
 
     def _verdict(self, settlement: Settlement) -> Verdict:
         """A rate limit for longer than anybody should wait leaves the route out instead."""

@@ -196,7 +196,7 @@ class Both:
         self.trail.append(f"{(self.now - BEGIN) / decision.SECOND:.6f} {_told(event)}")
         store = self._stores[process]
         # It keeps the server's clock beside this machine's, of which only one runs.
-        store._clock = (None, 0, 0.0)
+        store._told_time = None
         store._settings = self.settings
         before_core, before_sql = self.core, self.sql
         try:

@@ -239,7 +239,7 @@ async def test_what_a_grant_costs_does_not_depend_on_how_many_wait(database_url)
             )
             await w.db.execute("analyze control.ticket")
             await one.settle(ended(held))
-            none = ", ".join(["'{}'"] * 19)
+            none = ", ".join(["'{}'"] * 19 + ["null"] * 3)
             async with w.db.transaction():
                 # As the store's connections are set.
                 for setting in ("enable_seqscan = off", "plan_cache_mode = force_generic_plan", "jit = off"):
@@ -643,9 +643,8 @@ async def test_a_step_back_of_the_servers_clock_is_made_up_for_once(database_url
         one, two = await w.process(), await w.process()
         for process in (one, two):
             await process.store.renew(process.owner, process.process, first=False)
-            clock, steps, at = process.store._clock  # type: ignore[attr-defined]
             # As if the clock, an hour ahead then, had gone back since.
-            process.store._clock = (clock + 3600 * SECOND, steps, at)  # type: ignore[attr-defined]
+            process.store._told_time += 3600 * SECOND  # type: ignore[operator]
         for process in (one, two):
             await process.store.renew(process.owner, process.process, first=False)
         ahead = await w.db.fetchval("select control.now_v1() - clock_timestamp()")
@@ -674,6 +673,20 @@ async def test_a_leap_forward_quarantines_for_the_whole_window_and_frees_nothing
         # Nor does the late word of its process cut the window short.
         assert await one.settle(uncertain(held)) == [True]
         assert (await w.ticket(held.ticket_id))["quarantined_until"] == until_first
+
+
+async def test_a_leap_that_a_process_has_seen_is_made_up_for_before_anything_is_decided(database_url):
+    async with world(database_url, concurrency=1) as w:
+        one = await w.process()
+        held = await one.granted(wanted(execution_limit_s=30, isolation_s=5))
+        assert await one.settle(uncertain(held)) == [True]
+        before = await w.now()
+        await one.store.renew(one.owner, one.process, first=False)
+        await leap(w)
+        await one.advance()
+        assert await one.answer(wanted()) == "queued"
+        assert (await w.ticket(held.ticket_id))["state"] == "quarantined"
+        assert before < await w.now() < before + 60 * SECOND
 
 
 async def test_the_day_is_that_of_the_grant_in_the_declared_zone_whatever_comes_after(database_url):

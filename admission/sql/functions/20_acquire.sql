@@ -15,7 +15,7 @@ create or replace function control.acquire_v2(
     p_ticket uuid[], p_endpoint text[], p_class smallint[], p_model text[], p_credential text[], p_key uuid[],
     p_debit text[], p_attempt integer[], p_tokens bigint[], p_place bigint[], p_execution_ms bigint[],
     p_isolation_ms bigint[], p_queue_ms bigint[], p_caller_ms bigint[], p_waits boolean[], p_intent text[],
-    p_scope text[], p_run text[], p_fence bigint[]
+    p_scope text[], p_run text[], p_fence bigint[], p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint
 ) returns table (
     ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
@@ -27,6 +27,9 @@ declare
     g control.capacity_group;
     was control.capacity_group;
     n constant integer := cardinality(p_ticket);
+    -- Before the wait for the lock.
+    v_entered constant timestamptz := clock_timestamp();
+    v_off boolean;
     v_now timestamptz;
     v_ahead interval;
     v_day date;
@@ -89,7 +92,8 @@ begin
         raise exception 'no such capacity group' using errcode = 'no_data_found';
     end if;
     -- One look, at the time, the slots and what is known of these tickets: a statement costs more than what it reads.
-    select c.now, c.ahead, c.closed, c.other_timeline, c.day, o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
+    select c.now, c.ahead, c.closed, c.other_timeline, c.day,
+           control.is_off_v1(v_entered + c.ahead - (p_clock + p_elapsed_ms * interval '1 ms'), p_forward_ms), o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
            exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
            exists (select from control.floor f where f.group_id = p_group and f.until > c.now),
            exists (select from control.allowance a where a.group_id = p_group),
@@ -104,7 +108,7 @@ begin
                          where q.key_id = e.key_id and q.debit_id = e.debit_id and q.state = 'quarantined'
                          limit 1) is null)
                  from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt))
-      into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
+      into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_off, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
            v_waits, v_floors, v_limited, v_unheard_of
       from (select x.raw + s.ahead as now, s.ahead, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
                    s.timeline <> left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) as other_timeline,
@@ -120,6 +124,14 @@ begin
                coalesce(bool_or(coalesce(t.quarantined_until, t.grant_expires_at, t.hard_deadline) <= c.now
                                 or (t.state <> 'quarantined' and t.owner_id <> all (o.fresh))), false) as due
           from control.ticket t where t.group_id = p_group and t.state <> 'queued') t;
+    if v_off then
+        perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms, v_entered);
+        return query select * from control.acquire_v2(
+            p_group, p_owner, p_grant_ttl_ms, p_hold_ms, p_zone, p_ticket, p_endpoint, p_class, p_model, p_credential, p_key,
+            p_debit, p_attempt, p_tokens, p_place, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_waits,
+            p_intent, p_scope, p_run, p_fence, null, null, null);
+        return;
+    end if;
     if v_other_timeline then
         v_closed := true;
         perform control.close_store_v1(p_hold_ms);
@@ -308,6 +320,7 @@ begin
                 select t.ticket_id, t.class, t.number, t.model, t.tokens, t.credential from control.ticket t
                  where t.group_id = p_group and t.state = 'queued' and t.class = l.class
                    and t.credential = l.credential and t.model = l.model and t.owner_id = any (v_fresh)
+                   and t.queue_deadline > v_now
                  order by t.number limit v_room) q
              where not v_limited or coalesce(a_room[array_position(a_model, l.model)], 1) > 0
             union all

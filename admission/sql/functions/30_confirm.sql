@@ -5,7 +5,7 @@
 
 create or replace function control.rescan_v2(
     p_owner uuid, p_ticket uuid[], p_group text[], p_credential text[], p_model text[], p_key uuid[], p_scope text[],
-    p_run text[], p_fence bigint[]
+    p_run text[], p_fence bigint[], p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint
 ) returns table (
     ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
@@ -14,8 +14,10 @@ create or replace function control.rescan_v2(
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := control.now_v1();
+    v_now timestamptz;
 begin
+    perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms);
+    v_now := control.now_v1();
     if control.owner_is_fresh_v1(p_owner, v_now) then
         perform from control.ticket t
           where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'

@@ -12,6 +12,8 @@ create or replace function control.settle_v2(
 language plpgsql as $$
 #variable_conflict use_column
 declare
+    -- Before the wait for locks.
+    v_entered constant timestamptz := clock_timestamp();
     v_now timestamptz;
     v_tickets control.ticket[];
     v_lines control.ledger_line[];
@@ -67,7 +69,8 @@ begin
         end if;
     end if;
 
-    select clock_timestamp() + s.ahead into v_now from control.store s;
+    perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms, v_entered);
+    v_now := control.now_v1();
     with element as (
         select * from unnest(p_ticket, p_ending, p_quarantine_ms) as e (ticket_id, ending, quarantine_ms)
     ), freed as (

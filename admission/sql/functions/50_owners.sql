@@ -2,19 +2,17 @@
 -- a lapsed incarnation stays dead, and its process must begin again as another. The process itself, which holds no
 -- ticket, is heard of with every heartbeat and may come back.
 --
--- It also looks at the server's clock. The process sends what the clock said last time and how long ago that was by its
--- own steady clock: where the server's went back meanwhile, the step is added to the store's offset, once for all.
+-- It also keeps the store's time, and answers it: the process sends it with the time since, by its own steady clock, with
+-- whatever it asks until the next heartbeat.
 
 create or replace function control.renew_v2(
     p_owner uuid, p_process uuid, p_ttl_ms integer, p_first boolean, p_host text, p_pid integer, p_hold_ms bigint,
-    p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint
+    p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint
 )
 returns table (lives_ms bigint, clock timestamptz, steps bigint)
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_step interval;
-    v_steps bigint;
     v_now timestamptz;
     v_expires timestamptz;
     v_system text;
@@ -28,12 +26,8 @@ begin
                                    else clock_timestamp() + s.ahead + p_hold_ms * interval '1 ms' end
          where s.system_identifier is distinct from v_system;
     end if;
-    -- Less than a second is the way and the clocks' own drift.
-    v_step := p_clock + p_elapsed_ms * interval '1 ms' - clock_timestamp();
-    if v_step > interval '1 s' then
-        update control.store s set ahead = s.ahead + v_step, steps = s.steps + 1 where s.steps = p_steps;
-    end if;
-    select clock_timestamp() + s.ahead, s.steps into v_now, v_steps from control.store s;
+    perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms);
+    v_now := control.now_v1();
     if p_first then
         -- Nobody was heard of: it may have been the store that was away, so nobody is declared dead for one TTL more.
         if not exists (select from control.owner o where o.expires_at > v_now)
@@ -54,7 +48,8 @@ begin
     insert into control.owner as o (owner_id, expires_at, host, pid)
     values (p_process, v_now + p_ttl_ms * interval '1 ms', p_host, p_pid)
     on conflict (owner_id) do update set expires_at = excluded.expires_at;
-    return query select (extract(epoch from v_expires - control.now_v1()) * 1000)::bigint, clock_timestamp(), v_steps;
+    return query select (extract(epoch from v_expires - c.now) * 1000)::bigint, c.now, c.steps
+                   from (select clock_timestamp() + s.ahead as now, s.steps from control.store s offset 0) c;
 end $$;
 
 -- Declares owners dead that are proven to be: their process is gone. Their groups are answered, to be advanced.

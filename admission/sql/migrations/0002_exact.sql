@@ -19,9 +19,9 @@ end $$;
 -- What is known of the store itself, in one row that only heartbeats and a changed timeline write.
 create table control.store (
     singleton boolean primary key default true check (singleton),
-    -- Added to the server's clock, so that a backward step of it brings nothing back and freezes nothing.
+    -- Added to the server's clock, so that a step of it brings nothing back, freezes nothing and ends nothing early.
     ahead interval not null default '0',
-    -- Counts the steps that were made up for: each is seen by every process and must be added once.
+    -- How many steps were made up for.
     steps bigint not null default 0,
     timeline text not null,
     system_identifier text,
