@@ -588,7 +588,7 @@ _BREAKER: Final = [
         13,
         "results of old generations count",
         SETTLE,
-        "if e.generation is distinct from g.generation then",
+        "if e.generation is distinct from g.generation or e.granted_in is distinct from g.generation then",
         "if false then",
         _rules("a_result_of_an_older_generation_moves_nothing"),
     ),
