@@ -594,6 +594,14 @@ _BREAKER: Final = [
     ),
     _m(
         13,
+        "a ticket that moved speaks for its new group",
+        SETTLE,
+        " or e.granted_in is distinct from g.generation then",
+        " then",
+        _rules("a_ticket_that_moved_says_nothing_of_the_breaker_of_its_new_group"),
+    ),
+    _m(
+        13,
         "a floor is lowered",
         RECONCILE,
         "v_until := greatest(v_until, f.until);",
