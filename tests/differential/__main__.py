@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import msgspec
+
 from gateway.embedded import EmbeddedPostgres
 from tests.differential.tally import SHOWN, Tally, run
 from tests.postgres import TEST_SETTINGS, execute, sweep, url_of
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=50, help="how long each is")
     parser.add_argument("--seed", type=int, default=0, help="of the first; each has the next")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes, each with a database")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the sums there")
     given = parser.parse_args()
     began = time.monotonic()
     sweep()
@@ -62,6 +65,13 @@ def main() -> int:
     never = tally.never() if given.schedules >= 100 else []
     for what in never:
         sys.stdout.write(f"never happened: {what}\n")
+    if given.json is not None:
+        sums = {
+            "schedules": tally.schedules,
+            "steps": tally.schedules * given.steps,
+            "failures": len(tally.failures) + len(never),
+        }
+        given.json.write_bytes(msgspec.json.encode(sums))
     return 1 if tally.failures or never else 0
 
 

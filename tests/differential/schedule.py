@@ -454,10 +454,8 @@ class Play:
         kind = rng.random()
         if kind < 0.12 and mine:
             return rng.choice(mine[-8:])
-        # Not one that waits: where it is granted by this, it is its owner that is told.
-        others = [d for d in asked[-8:] if (t := core.tickets.get(d.ticket_id)) is None or t.state != "queued"]
-        if kind < 0.15 and others:
-            return rng.choice(others)
+        if kind < 0.15 and asked:
+            return rng.choice(asked[-8:])
         endpoints = sorted(e for e, of in core.endpoints.items() if of == group)
         if rng.random() < 0.05 or not endpoints:
             endpoints = sorted(core.endpoints)
@@ -638,6 +636,7 @@ class Play:
         if rng.random() < 0.08:
             verdict = rng.choice(list(Verdict))
         account_wide = rng.random() < 0.3
+        after = rng.choice((None, None, 0.0, 2.0, 7.0, 2000.0))
         floors = [key for key in self.both.core.floors if key[3] == "rate_limit"]
         if floors and rng.random() < 0.3:
             # Once more, for the one who was refused before.
@@ -649,6 +648,7 @@ class Play:
             ]
             if again:
                 lease, verdict, account_wide = rng.choice(again), Verdict.RATE_LIMITED, refused[2] == ""
+                after = rng.choice((None, None, after))
         state = {Ending.CONFIRMED: "charged", Ending.NOT_DISPATCHED: "zero", Ending.UNCERTAIN: "unknown"}[ending]
         if rng.random() < 0.15:
             state = rng.choice(("charged", "zero", "unknown"))
@@ -662,7 +662,7 @@ class Play:
             lease=lease,
             ending=ending,
             verdict=verdict,
-            retry_after_s=rng.choice((None, None, 0.0, 2.0, 7.0, 2000.0)) if floored else None,
+            retry_after_s=after if floored else None,
             account_wide=account_wide,
             used_tokens=rng.choice((None, 0, 15, 300)),
             requests_left=rng.choice((None, None, None, 0, 2, 5000)),

@@ -348,16 +348,20 @@ _TOLD: Final = {
 def tickets_differ(core: Sequence[TicketRow], sql: Sequence[TicketRow], ahead: int, zone: str) -> list[str]:
     """What is answered of tickets. The order of rows means nothing."""
     ours, theirs = _facts(core, 0, zone), _facts(sql, ahead, zone)
-    if None not in ours:
+    if "next" not in ours:
         # PostgreSQL also tells the next event where the last waiter was granted.
-        theirs.pop(None, None)
+        theirs.pop("next", None)
+    if all(facts["answer"] == "granted" for facts in theirs.values()):
+        # And where all that was asked was granted at once, it does not look for those who wait for something else.
+        ours.pop("next", None)
     return list(_differ("answer", ours, theirs))
 
 
 def _facts(rows: Any, ahead: int, zone: str) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for row in rows:
-        key = row.ticket_id
+        # One that another owner asked for and that is granted here is told to both.
+        key = row.answer if row.answer == "next" else f"{row.ticket_id}{' notify' if row.answer == 'notify' else ''}"
         facts: dict[str, Any] = {"answer": row.answer}
         for field in _TOLD.get(row.answer, ("wait_ms",)):
             value = getattr(row, field)
@@ -369,11 +373,7 @@ def _facts(rows: Any, ahead: int, zone: str) -> dict[Any, Any]:
             if field.endswith("_ms") and value is not None:
                 value = Milliseconds(value)
             facts[field] = value
-        if key in found and "notify" in (row.answer, found[key]["answer"]):
-            # One that another owner asked for: it was granted to its own here, and refused to the other.
-            if row.answer != "notify":
-                continue
-        elif key in found:
+        if key in found:
             raise Difference([f"two rows for {key}: {found[key]}, {facts}"])
         found[key] = facts
     return found

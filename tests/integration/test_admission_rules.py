@@ -574,6 +574,19 @@ async def test_a_result_of_an_older_generation_moves_nothing(database_url):
         assert (await w.group())["breaker"] == "closed"
 
 
+async def test_a_ticket_that_moved_says_nothing_of_the_breaker_of_its_new_group(database_url):
+    async with world(database_url, endpoints=("e",)) as w:
+        one = await w.process()
+        held = await one.granted(wanted(endpoint="e"))
+        groups = {GROUP: GroupSettings(endpoints=("f",)), "other": GroupSettings(endpoints=("e",), failure_threshold=1)}
+        one.store._settings = msgspec.structs.replace(configured(revision=2), groups=groups)  # type: ignore[attr-defined]
+        await one.store.configure()
+        assert (await w.ticket(held.ticket_id))["group_id"] == "other"
+        assert await one.settle(failed(held)) == [True]
+        breakers = await w.db.fetch("select breaker, generation from control.capacity_group")
+        assert [(row["breaker"], row["generation"]) for row in breakers] == [("closed", 1)] * 2
+
+
 async def test_a_floor_is_raised_by_an_older_generation_too_and_never_lowered(database_url):
     async with world(database_url, concurrency=4, failure_threshold=1) as w:
         one = await w.process()

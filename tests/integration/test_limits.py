@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import operator
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -233,7 +234,7 @@ async def test_requests_per_minute_are_counted_over_all_processes_and_fill_conti
                 *(line.pipeline.complete(call("m"), heard[n]) for n, line in enumerate((one, two, one, two, one, two)))
             )
             # Four more than there were, at four a second.
-            assert 1.0 <= time.monotonic() - started < 2.0
+            assert 1.0 <= time.monotonic() - started < 3.0
             arrivals = sorted(dispatch["started"] for dispatch in await upstream.dispatches())
             assert all(at - started >= (place - 1) / 4 for place, at in enumerate(arrivals))
             reasons = {waiting.reason for one_heard in heard for waiting in one_heard.waits}
@@ -502,7 +503,7 @@ async def test_a_provider_that_refuses_the_credential_is_left_out_for_a_while(da
             + profile("q", second)
             + model("m", "p/sim-fast", "q/sim-fast")
             + model("only", "p/sim-small")
-            + "[admission]\nunavailable_s = 1.5"
+            + "[admission]\nunavailable_s = 2.5"
         )
         async with processes(database_url, tmp_path, toml, toml) as (one, two):
             started = time.monotonic()
@@ -513,13 +514,13 @@ async def test_a_provider_that_refuses_the_credential_is_left_out_for_a_while(da
                 refused = await refusal(line, "only")
                 assert refused.code is Code.PROVIDER_UNAVAILABLE
                 assert refused.retry_after_s is not None
-                assert 0 < refused.retry_after_s <= 1.5
-            assert time.monotonic() - started < 1.4
+                assert 0 < refused.retry_after_s <= 2.5
+            assert time.monotonic() - started < 2.4
             assert (await upstream.ledger())["dispatches"] == 1
             rows = await one.controller._store.groups()
             [floor] = [floor for row in rows for floor in row["floors"]]
             assert (floor["kind"], floor["credential"], floor["model"]) == ("unavailable", "p", None)
-            assert 0 < floor["remaining_s"] <= 1.5
+            assert 0 < floor["remaining_s"] <= 2.5
             # Then one more call finds out.
             await upstream.set_faults()
 
@@ -527,7 +528,7 @@ async def test_a_provider_that_refuses_the_credential_is_left_out_for_a_while(da
                 return (await two.pipeline.complete(call("m"))).outcome.attempts[-1].route.provider == "p"
 
             await until(served)
-            assert time.monotonic() - started >= 1.5
+            assert time.monotonic() - started >= 2.5
             assert (await upstream.ledger())["dispatches"] == 2
 
 
@@ -668,7 +669,7 @@ async def test_a_primary_that_recovered_serves_again_within_one_cooldown(databas
                 return "p" in served
 
             await until(found)
-            assert served["p"] - recovered < 0.5 + 0.3
+            assert served["p"] - recovered < 0.5 + 0.4
             stop.set()
             await ends(*callers)
             assert not failed
@@ -694,13 +695,18 @@ async def test_a_probe_that_fails_keeps_the_breaker_open_for_twice_as_long_and_i
                     await asyncio.sleep(0.01)
 
             callers = [start(traffic(line)) for line in lines]
-            await upstream.until(lambda ledger: ledger["dispatches"] >= 5)
+
+            async def cooldowns() -> list[float]:
+                starts = [dispatch["started"] for dispatch in await upstream.dispatches()]
+                # Two at once may be on their way when it opens.
+                found = [gap for gap in map(operator.sub, starts[1:], starts) if gap > 0.3]
+                return found if len(found) >= 2 else []
+
+            first, second_one, *_ = await until(cooldowns)
             stop.set()
             await ends(*callers)
-            starts = [dispatch["started"] for dispatch in await upstream.dispatches()]
-            openings = [later - earlier for earlier, later in itertools.pairwise(starts[2:])]
-            assert 0.5 <= openings[0] < 0.9
-            assert 1.0 <= openings[1] < 1.4
+            assert 0.5 <= first < 0.9
+            assert 1.0 <= second_one < 1.4
 
 
 async def test_late_first_content_opens_the_breaker_where_the_provider_has_an_objective(database_url, tmp_path):

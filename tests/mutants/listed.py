@@ -588,9 +588,17 @@ _BREAKER: Final = [
         13,
         "results of old generations count",
         SETTLE,
-        "if e.generation is distinct from g.generation then",
+        "if e.generation is distinct from g.generation or e.granted_in is distinct from g.generation then",
         "if false then",
         _rules("a_result_of_an_older_generation_moves_nothing"),
+    ),
+    _m(
+        13,
+        "a ticket that moved speaks for its new group",
+        SETTLE,
+        " or e.granted_in is distinct from g.generation then",
+        " then",
+        _rules("a_ticket_that_moved_says_nothing_of_the_breaker_of_its_new_group"),
     ),
     _m(
         13,
