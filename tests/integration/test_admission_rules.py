@@ -754,6 +754,27 @@ async def test_who_waits_for_a_lock_too_long_is_ended_by_the_server_itself(datab
         await inside.close()
 
 
+@pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
+async def test_a_statement_that_somebody_ends_is_unknown_and_no_refusal(database_url, end):
+    async with world(database_url, settings={"statement_s": 5.0}) as w:
+        one = await w.process()
+        inside = await asyncpg.connect(database_url)
+        transaction = inside.transaction()
+        await transaction.start()
+        await inside.execute("select from control.capacity_group for update")
+        demand = wanted()
+        asking = asyncio.create_task(one.answer(demand))
+        await met(w, asking)
+        await w.db.execute(
+            f"select {end}(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        with pytest.raises(StoreUnavailable):
+            await asking
+        await transaction.rollback()
+        assert await one.answer(demand) == "granted"
+        await inside.close()
+
+
 async def test_a_process_that_stops_in_a_transaction_does_not_stop_its_group(database_url):
     async with world(database_url, settings={"statement_s": 0.4}) as w:
         one, two = await w.process(), await w.process()

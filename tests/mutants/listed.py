@@ -987,7 +987,7 @@ _TIME: Final = [
         "            self._drop(connection)\n            raise StoreUnavailable from error\n"
         "        except _LOST as error:",
         "            raise Rejected(error.sqlstate) from error\n        except _LOST as error:",
-        _rules("who_waits_for_a_lock_too_long_is_ended_by_the_server_itself"),
+        _rules("a_statement_that_somebody_ends_is_unknown_and_no_refusal"),
     ),
     _m(
         31,
