@@ -1093,7 +1093,7 @@ _TIME: Final = [
         CONTROLLER,
         "for other in foreign:\n            self._notified.post(other)",
         "for other in foreign:\n            pass",
-        _admission("a_settlement_in_one_process_grants_the_waiter_of_another"),
+        _controller("a_slot_that_comes_free_in_one_process_is_told_to_the_waiter_of_another"),
     ),
     # ---------------------------------------------------------------- 34: cancelled anywhere
     _m(
@@ -1185,7 +1185,7 @@ _TIME: Final = [
         CONTROLLER,
         "await self.advance({row.group_id for row in rows if row.group_id and row.waiters})",
         "pass",
-        _admission("a_settlement_in_one_process_grants_the_waiter_of_another"),
+        _controller("a_slot_that_comes_free_in_one_process_is_told_to_the_waiter_of_another"),
     ),
     _m(
         36,
