@@ -740,9 +740,18 @@ async def test_another_system_closes_the_store_for_the_longest_hold(database_url
 # ---------------------------------------------------------------- those that stop or go away
 
 
+async def as_before_17(process: Process) -> asyncpg.Connection:
+    """A connection of the process's own, on a server that knows no limit for a whole transaction."""
+    connection: asyncpg.Connection = await process.store._connect()  # type: ignore[attr-defined]
+    if connection.get_server_version().major >= 17:
+        await connection.execute("set transaction_timeout = 0")
+    return connection
+
+
 async def test_who_waits_for_a_lock_too_long_is_ended_by_the_server_itself(database_url):
     async with world(database_url, settings={"statement_s": 0.4}) as w:
         one = await w.process()
+        one.store._idle.put_nowait(await as_before_17(one))  # type: ignore[attr-defined]
         inside = await asyncpg.connect(database_url)
         transaction = inside.transaction()
         await transaction.start()
@@ -782,7 +791,7 @@ async def test_a_statement_that_somebody_ends_is_unknown_and_no_refusal(database
 async def test_a_process_that_stops_in_a_transaction_does_not_stop_its_group(database_url):
     async with world(database_url, settings={"statement_s": 0.4}) as w:
         one, two = await w.process(), await w.process()
-        stopped = await one.store._connect()  # type: ignore[attr-defined]
+        stopped = await as_before_17(one)
         await stopped.execute("begin")
         await stopped.execute("select from control.capacity_group for update")
 
