@@ -444,6 +444,7 @@ def _acquire(w: _Work, event: Acquire) -> Answers:
     refusals, new = _judge_elements(w, event)
     chosen, stops = _choose(w, event, new)
     _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
+    chosen = _granted_at_once(w, event.group, chosen)
     after = _Occupancy(w, event.group)
     rows = [_chosen_row(w, event.owner, ticket) for ticket in chosen]
     told = {ticket.ticket_id for ticket in chosen if ticket.owner == event.owner}
@@ -756,6 +757,15 @@ def _enqueue(
         enqueued += 1
     if enqueued:
         w.groups.put(event.group, replace(group, next_number=group.next_number + len(new)))
+
+
+def _granted_at_once(w: _Work, group_id: str, chosen: list[Ticket]) -> list[Ticket]:
+    """Those that never waited come before whoever comes next, without using up a number."""
+    first = w.groups.view[group_id].next_number
+    placed = [replace(ticket, number=min(ticket.number, first - 1)) for ticket in chosen]
+    for ticket in placed:
+        w.tickets.put(ticket.ticket_id, ticket)
+    return placed
 
 
 # ------------------------------------------------------------------ rows

@@ -34,7 +34,7 @@ import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, NamedTuple, Self
 
 #: `fsync` and `synchronous_commit` keep their defaults, on. `terse`: a DETAIL line would copy the row into the log.
 SETTINGS: Mapping[str, str] = MappingProxyType(
@@ -62,6 +62,19 @@ _SOCKET_PATH_MAX = 103
 _LOG_KEEP_BYTES = 16 * 2**20
 #: PostgreSQL refuses to run as root. The first of these that exists, or can be made, runs it.
 _ACCOUNTS = ("tollbridge-db", "postgres", "nobody")
+#: Becomes the account, then the command. `subprocess` told to change the user forks instead of calling vfork, and that
+#: runs the fork handlers of every library in a process with threads: a child of one that uses gRPC may die of them.
+_BECOME = """
+import os, sys
+uid, gid, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+try:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+    os.execv(command[0], command)
+except OSError as error:
+    sys.exit(f"cannot run {command[0]} as user {uid}: {error}")
+"""
 
 
 class EmbeddedPostgresError(Exception):
@@ -231,7 +244,9 @@ class EmbeddedPostgres:
             log_path.replace(log_path.with_suffix(".log.1"))
         with log_path.open("ab") as log:
             # Through a shell that ends at once, so that the server is nobody's child and leaves no zombie here.
-            self._run(["/bin/sh", "-c", '"$@" &', "sh", *server], self._cluster, guard, log)
+            status = self._run(["/bin/sh", "-c", '"$@" &', "sh", *server], self._cluster, guard, log)
+        if status != 0:
+            raise StartFailed(f"PostgreSQL could not be started: {_ended(status)}{self._log_tail()}")
 
     def _initialise(self, binaries: Path, guard: IO[bytes]) -> None:
         # Renamed when complete: a half-made cluster must never be taken for one.
@@ -260,14 +275,14 @@ class EmbeddedPostgres:
         finally:
             shutil.rmtree(new, ignore_errors=True)
         if status != 0:
-            raise StartFailed(f"initdb failed:\n{said[-2000:]}")
+            raise StartFailed(f"initdb failed: {_ended(status)}:\n{said[-2000:]}")
 
     def _run(self, command: list[str], directory: Path, guard: IO[bytes], output: IO[bytes]) -> int:
         # A session of its own: a Ctrl-C in the terminal is for the gateway, which then stops the server itself.
         # An environment of its own: provider keys and PG* variables are not the server's business.
         kept = {k: v for k, v in os.environ.items() if k.startswith(("LD_", "DYLD_", "FAKETIME"))}
         return subprocess.run(  # noqa: S603  the command is ours
-            command,
+            _as(self._account, command),
             cwd=directory,
             env={"PATH": os.defpath, "PWD": self._own_directory(directory), "LC_ALL": "C", **kept},
             stdin=subprocess.DEVNULL,
@@ -277,7 +292,6 @@ class EmbeddedPostgres:
             start_new_session=True,
             check=False,
             umask=0o077,
-            **_as(self._account),
         ).returncode
 
     def _own_directory(self, directory: Path) -> str:
@@ -382,8 +396,18 @@ def _short_link(cluster: Path) -> Path | None:
     raise Unusable("no directory for temporary files has a path short enough for a socket")
 
 
-def _as(account: _Account | None) -> dict[str, Any]:
-    return {} if account is None else {"user": account.uid, "group": account.gid, "extra_groups": []}
+def _as(account: _Account | None, command: list[str]) -> list[str]:
+    """The command that runs `command`, whose first word is a path, as the account."""
+    if account is None:
+        return command
+    if not sys.executable:
+        raise Unusable("PostgreSQL does not run as root, and without an interpreter nothing starts it as another user")
+    # Isolated and without `site`: root's interpreter must load nothing from where it happens to stand.
+    return [sys.executable, "-I", "-S", "-c", _BECOME, str(account.uid), str(account.gid), *command]
+
+
+def _ended(status: int) -> str:
+    return f"ended with status {status}" if status > 0 else f"killed by signal {-status}"
 
 
 def _account_for(cluster: Path) -> _Account | None:
@@ -395,6 +419,7 @@ def _account_for(cluster: Path) -> _Account | None:
         return None
     if owner is not None and owner.st_uid != 0:
         return _Account(owner.st_uid, owner.st_gid)
+    said = ""
     for name in _ACCOUNTS:
         with contextlib.suppress(KeyError):
             return _existing(name)
@@ -402,10 +427,11 @@ def _account_for(cluster: Path) -> _Account | None:
         if name == _ACCOUNTS[0] and useradd is not None:
             command = [useradd, "--system", "--no-create-home", "--shell", "/usr/sbin/nologin", name]
             # Whether it worked, or another process was faster, is seen by looking again.
-            subprocess.run(command, check=False, capture_output=True)  # noqa: S603
+            made = subprocess.run(command, check=False, capture_output=True)  # noqa: S603
             with contextlib.suppress(KeyError):
                 return _existing(name)
-    raise Unusable(f"PostgreSQL does not run as root, and there is no account for it: create one of {_ACCOUNTS}")
+            said = f"; useradd {_ended(made.returncode)}: {made.stderr.decode(errors='replace')[-500:].strip()}"
+    raise Unusable(f"PostgreSQL does not run as root, and there is no account for it: create one of {_ACCOUNTS}{said}")
 
 
 def _existing(name: str) -> _Account:
@@ -445,7 +471,5 @@ def _binaries_for(account: _Account | None) -> Path:
     return copy / installed.relative_to(site)
 
 
-def _runs(command: list[str], account: _Account | None) -> bool:
-    with contextlib.suppress(PermissionError):
-        return subprocess.run(command, check=False, capture_output=True, **_as(account)).returncode == 0  # noqa: S603
-    return False
+def _runs(command: list[str], account: _Account) -> bool:
+    return subprocess.run(_as(account, command), check=False, capture_output=True).returncode == 0  # noqa: S603

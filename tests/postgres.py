@@ -55,7 +55,8 @@ def sweep(minimum_age_s: float = 600) -> None:
     """Stop and remove the servers of test runs that were killed."""
     for directory in Path(tempfile.gettempdir()).glob("tollbridge-tests-*"):
         with contextlib.suppress(OSError):
-            with (directory / "postgres.users").open("ab") as users:
+            # Not made anew: its run may be removing it.
+            with (directory / "postgres.users").open("r+b") as users:
                 if time.time() - os.fstat(users.fileno()).st_mtime < minimum_age_s:
                     continue
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from admission import decision
-from admission.breaker import BreakerState
+from admission.breaker import BreakerState, cooldown
 from admission.contract import Rejected, SettledRow, TicketRow
 from admission.decision import Answers, Element, Event, Outcome, State, UnknownGroup
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
@@ -372,6 +372,11 @@ class Play:
             by = round(rng.choice((0.01, 0.37, 0.37, 1.37, 1.37, 3.37, 8.37, 21.37, 61.37)) * decision.SECOND)
         alive = [owner for owner in self.owners if both.core.owners.get(owner, 0) > both.now]
         await both.tick(max(by, 0))
+        granted = [t for t in both.core.tickets.values() if t.state == "granted" and t.owner in self.owners]
+        if granted and rng.random() < 0.4:
+            await self._rescanned(rng, self.owners.index(rng.choice(granted).owner))
+        elif rng.random() < 0.15:
+            await self._settle(rng)
         if alive and by > LEASE_S * decision.SECOND and rng.random() < 0.5:
             await self._renew(rng)
 
@@ -537,7 +542,9 @@ class Play:
         self._answered(answers, rows, group)
 
     async def _rescan(self, rng: random.Random) -> None:
-        process = rng.randrange(PROCESSES)
+        await self._rescanned(rng, rng.randrange(PROCESSES))
+
+    async def _rescanned(self, rng: random.Random, process: int) -> None:
         owner = self.owners[process]
         core = self.both.core
         wanted = [
@@ -638,7 +645,7 @@ class Play:
         account_wide = rng.random() < 0.3
         after = rng.choice((None, None, 0.0, 2.0, 7.0, 2000.0))
         floors = [key for key in self.both.core.floors if key[3] == "rate_limit"]
-        if floors and rng.random() < 0.3:
+        if floors and rng.random() < 0.5:
             # Once more, for the one who was refused before.
             refused = rng.choice(floors)
             again = [
@@ -648,7 +655,7 @@ class Play:
             ]
             if again:
                 lease, verdict, account_wide = rng.choice(again), Verdict.RATE_LIMITED, refused[2] == ""
-                after = rng.choice((None, None, after))
+                after = rng.choice((None, None, 0.0, 1.0))
         state = {Ending.CONFIRMED: "charged", Ending.NOT_DISPATCHED: "zero", Ending.UNCERTAIN: "unknown"}[ending]
         if rng.random() < 0.15:
             state = rng.choice(("charged", "zero", "unknown"))
@@ -796,6 +803,9 @@ def _moments(state: State, now: int) -> list[int]:
         if ticket.state == "queued":
             found.add(ticket.queue_deadline)
             found.add(ticket.queue_deadline + 2 * decision.SECOND)
+            group = state.groups[ticket.group]
+            # A breaker that opens then stays open until that deadline.
+            found.add(ticket.queue_deadline - cooldown(group.limits, group.breaker.openings))
         found |= {t for t in (ticket.grant_expires_at, ticket.hard_deadline, ticket.quarantined_until) if t is not None}
     for floor in state.floors.values():
         found |= {floor.until, 2 * floor.until - floor.since}

@@ -245,7 +245,11 @@ async def test_what_a_grant_costs_does_not_depend_on_how_many_wait(database_url)
                 for setting in ("enable_seqscan = off", "plan_cache_mode = force_generic_plan", "jit = off"):
                     await w.db.execute(f"set local {setting}")
                 asked = f"select * from control.acquire_v2('{GROUP}', '{one.owner}', 2000, 600000, 'UTC', {none})"
+                # Once for the plans, and not to be: else there would be nothing left to grant.
+                planned = w.db.transaction()
+                await planned.start()
                 await w.db.fetch(asked)
+                await planned.rollback()
                 told = await w.db.fetchval(f"explain (analyze, buffers, format json) {asked}")
             read = json.loads(told)[0]["Plan"]
             assert await w.db.fetchval("select count(*) from control.ticket where state = 'active'") == 1
@@ -749,9 +753,18 @@ async def test_another_system_closes_the_store_for_the_longest_hold(database_url
 # ---------------------------------------------------------------- those that stop or go away
 
 
+async def as_before_17(process: Process) -> asyncpg.Connection:
+    """A connection of the process's own, on a server that knows no limit for a whole transaction."""
+    connection: asyncpg.Connection = await process.store._connect()  # type: ignore[attr-defined]
+    if connection.get_server_version().major >= 17:
+        await connection.execute("set transaction_timeout = 0")
+    return connection
+
+
 async def test_who_waits_for_a_lock_too_long_is_ended_by_the_server_itself(database_url):
     async with world(database_url, settings={"statement_s": 0.4}) as w:
         one = await w.process()
+        one.store._idle.put_nowait(await as_before_17(one))  # type: ignore[attr-defined]
         inside = await asyncpg.connect(database_url)
         transaction = inside.transaction()
         await transaction.start()
@@ -767,10 +780,31 @@ async def test_who_waits_for_a_lock_too_long_is_ended_by_the_server_itself(datab
         await inside.close()
 
 
+@pytest.mark.parametrize("end", ["pg_cancel_backend", "pg_terminate_backend"])
+async def test_a_statement_that_somebody_ends_is_unknown_and_no_refusal(database_url, end):
+    async with world(database_url, settings={"statement_s": 5.0}) as w:
+        one = await w.process()
+        inside = await asyncpg.connect(database_url)
+        transaction = inside.transaction()
+        await transaction.start()
+        await inside.execute("select from control.capacity_group for update")
+        demand = wanted()
+        asking = asyncio.create_task(one.answer(demand))
+        await met(w, asking)
+        await w.db.execute(
+            f"select {end}(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        with pytest.raises(StoreUnavailable):
+            await asking
+        await transaction.rollback()
+        assert await one.answer(demand) == "granted"
+        await inside.close()
+
+
 async def test_a_process_that_stops_in_a_transaction_does_not_stop_its_group(database_url):
     async with world(database_url, settings={"statement_s": 0.4}) as w:
         one, two = await w.process(), await w.process()
-        stopped = await one.store._connect()  # type: ignore[attr-defined]
+        stopped = await as_before_17(one)
         await stopped.execute("begin")
         await stopped.execute("select from control.capacity_group for update")
 

@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,6 +27,78 @@ from gateway.embedded import EmbeddedPostgres
 with EmbeddedPostgres.start(pathlib.Path(sys.argv[1]), settings={"fsync": "off"}) as server:
     print(server.url, flush=True)
     sys.stdin.read()
+"""
+
+#: A process with a gRPC server and channels that are in use, as a gateway is, whose server is killed again and again.
+#: It counts what `fork` runs: the handlers that a library registers with libc, of which gRPC's are the dangerous ones.
+RESTARTS = """
+import asyncio, concurrent.futures.thread, ctypes, os, pathlib, signal, sys, threading, time
+# Whatever is imported later too: the interpreter may be where another user cannot read it.
+import grpc, grpc.aio, grpc._channel
+from gateway import embedded
+
+data_dir, uid, times = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+if uid != os.geteuid():
+    os.setgroups([])
+    os.setgid(uid)
+    os.setuid(uid)
+forks = 0
+
+@ctypes.CFUNCTYPE(None)
+def forking():
+    global forks
+    forks += 1
+
+if sys.platform == "linux":
+    assert ctypes.CDLL(None).__register_atfork(forking, None, None, None) == 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert forks == 1, "the count does not count"
+    forks = 0
+
+class Echo(grpc.GenericRpcHandler):
+    def service(self, details):
+        async def echo(request, context):
+            return request
+        return grpc.unary_unary_rpc_method_handler(echo)
+
+def calls(port, over):
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        echo, count = channel.unary_unary("/echo/Echo"), 0
+        while not over.is_set():
+            assert echo(b"x", timeout=30) == b"x"
+            count += 1
+        return count
+
+async def main():
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers([Echo()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    over = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        calling = [threads.submit(calls, port, over) for _ in range(2)]
+        try:
+            async with embedded.running(data_dir, settings={"fsync": "off"}) as postgres:
+                for _ in range(times):
+                    pid = int((data_dir / "postgres" / "postmaster.pid").read_text().split()[0])
+                    os.kill(pid, signal.SIGKILL)
+                    deadline = time.monotonic() + 20
+                    while postgres.is_alive():
+                        assert time.monotonic() < deadline
+                        await asyncio.sleep(0.01)
+                    assert await asyncio.to_thread(postgres.restart_if_dead, timeout_s=30)
+        finally:
+            over.set()
+            counts = [await asyncio.wrap_future(one) for one in calling]
+    await server.stop(0)
+    assert min(counts) > times, counts
+
+asyncio.run(main())
+assert forks == 0, f"{forks} forks"
+print("restarted", times)
 """
 
 
@@ -215,7 +286,7 @@ def test_a_restart_waits_for_the_orphans_of_a_killed_server(data_dir: Path) -> N
 
 def test_a_process_id_that_belongs_to_another_program_now_is_not_believed(data_dir: Path) -> None:
     owner = (data_dir / "postgres").stat()
-    with subprocess.Popen(["sleep", "60"], **as_owner(owner)) as stranger:
+    with subprocess.Popen(as_owner(owner, ["/bin/sleep", "60"])) as stranger:
         pid_file = data_dir / "postgres" / "postmaster.pid"
         pid_file.write_text(f"{stranger.pid}\n{data_dir}/postgres\n1700000000\n5432\n.\n\n 1 2\nready   \n")
         socket_lock = data_dir / "postgres" / ".s.PGSQL.5432.lock"
@@ -289,8 +360,20 @@ def test_a_data_directory_that_cannot_be_made_is_reported(tmp_path: Path) -> Non
         EmbeddedPostgres.start(tmp_path / "file" / "data")
 
 
-def as_owner(owner: os.stat_result) -> dict[str, Any]:
-    return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if os.geteuid() == 0 else {}
+def restarted(data_dir: Path, uid: int, times: int = 10) -> None:
+    command = [sys.executable, "-c", RESTARTS, str(data_dir), str(uid), str(times)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert (done.returncode, done.stdout) == (0, f"restarted {times}\n"), done.stderr
+
+
+def test_it_is_restarted_in_a_process_with_grpc_in_use_and_nothing_is_forked(data_dir: Path) -> None:
+    restarted(data_dir, os.geteuid())
+
+
+def as_owner(owner: os.stat_result, command: list[str]) -> list[str]:
+    if os.geteuid() != 0:
+        return command
+    return embedded._as(embedded._Account(owner.st_uid, owner.st_gid), command)
 
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -323,6 +406,38 @@ def test_root_copies_the_binaries_where_the_way_to_the_wheel_is_closed(
         copy.chmod(0o777)
         with pytest.raises(Unusable, match="is not ours"):
             EmbeddedPostgres.start(data_dir, settings=TEST_SETTINGS)
+
+
+@root_only
+def test_an_ordinary_user_restarts_it_in_a_process_with_grpc_in_use_and_nothing_is_forked() -> None:
+    nobody = 65534
+    with tempfile.TemporaryDirectory() as directory:
+        os.chown(directory, nobody, nobody)
+        restarted(Path(directory) / "data", nobody)
+        assert (Path(directory) / "data" / "postgres").stat().st_uid == nobody
+
+
+@root_only
+def test_an_account_that_cannot_be_taken_is_told(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_BECOME", "import sys; sys.exit('nobody can be somebody else here')")
+    monkeypatch.setattr(embedded, "_runs", lambda command, account: True)
+    with pytest.raises(StartFailed, match=r"(?s)ended with status 1.*nobody can be somebody else here"):
+        EmbeddedPostgres.start(data_dir, settings=TEST_SETTINGS)
+
+
+@root_only
+def test_a_command_that_cannot_be_run_as_the_account_says_why(tmp_path: Path) -> None:
+    account = embedded._account_for(tmp_path / "absent")
+    assert account is not None
+    done = subprocess.run(
+        embedded._as(account, [str(tmp_path / "absent")]), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith(f"cannot run {tmp_path / 'absent'} as user {account.uid}: ")
+    shown = ["/bin/sh", "-c", "grep -E '^(Uid|Gid|Groups):' /proc/self/status"]
+    done = subprocess.run(embedded._as(account, shown), capture_output=True, text=True, check=True)
+    words = done.stdout.split()
+    assert words == ["Uid:", *[str(account.uid)] * 4, "Gid:", *[str(account.gid)] * 4, "Groups:"]
 
 
 @root_only

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import operator
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,6 +20,7 @@ import pytest
 
 from admission.lease import Class
 from gateway.answer import Ended
+from gateway.call import Resend
 from gateway.errors import AdmissionRefused, AllRoutesFailed, Code, GatewayError
 from tests.fakes.postgres_proxy import Action, Rule, postgres_proxy
 from tests.fakes.simulated import SimulatedProvider, simulated
@@ -1019,3 +1021,99 @@ async def test_headroom_lets_that_many_quarantined_slots_hold_up_nobody(database
                 assert refused.value.code is Code.DEADLINE_EXCEEDED
                 assert (await upstream.ledger())["dispatches"] == 2
                 assert [waiting.reason for waiting in heard.waits] == ["quarantine"]
+
+
+# ------------------------------------------------------------------ all at once
+
+
+async def test_whatever_providers_and_callers_do_the_limits_hold_and_nothing_is_left_behind(database_url, tmp_path):
+    seed = random.SystemRandom().getrandbits(32)
+    chance = random.Random(seed)
+    async with simulated() as upstream, simulated() as second:
+        toml = (
+            profile("p", upstream, "execution_limit_s = 3\nisolation_s = 0.2\ndrain_s = 1")
+            + profile("q", second, "execution_limit_s = 3\nisolation_s = 0.2\ndrain_s = 1")
+            + model("a", "p/sim-fast", "q/sim-fast")
+            + model("b", "p/sim-small", "p/sim-large")
+            + model("c", "q/sim-small")
+            + group(
+                upstream,
+                "concurrency = 4\nqueue = 60\nfailure_threshold = 6\nfirst_cooldown_s = 0.1\nlongest_cooldown_s = 0.4",
+                "sim-fast: concurrency = 2\nsim-large: requests_per_minute = 3000",
+            )
+            + group(second, "concurrency = 2\nqueue = 60\nfirst_cooldown_s = 0.1\nlongest_cooldown_s = 0.4")
+            + "[routing]\nbackoff_s = [0.05, 0.1, 0.2]"
+        )
+        faults: list[dict[str, Any]] = [
+            {"status": 503},
+            {"status": 429, "retry_after": 0.2},
+            {"status": 429},
+            {"status": 500, "latency": 0.05},
+            {"die": "rst_before_headers"},
+            {"error_in_stream": "chunk"},
+        ]
+        async with processes(database_url, tmp_path, toml, toml, toml) as lines:
+            codes: dict[str, int] = {}
+
+            async def ask(line: WholeLine) -> None:
+                await asyncio.sleep(chance.random() * 1.5)
+                options: dict[str, Any] = {
+                    "deadline_s": chance.choice([None, 0.2, 1, 5]),
+                    "klass": Class(chance.randrange(2)),
+                    "resend_uncertain": chance.choice([None, Resend.NEVER]),
+                }
+                name = chance.choice("aabbc")
+                work = streamed(line, name, **options) if chance.random() < 0.5 else plain(line, name, **options)
+                task = start(work)
+                if chance.random() < 0.2:
+                    asyncio.get_running_loop().call_later(chance.random() * 0.3, task.cancel)
+                try:
+                    await task
+                    code = "success"
+                except GatewayError as error:
+                    code = error.code.value
+                except asyncio.CancelledError:
+                    code = "taken back"
+                codes[code] = codes.get(code, 0) + 1
+
+            async def misbehave() -> None:
+                while True:
+                    for provider in (upstream, second):
+                        fault = chance.choice(faults) if chance.random() < 0.6 else {}
+                        kind: dict[str, Any] = {"rate": 0.3, "rate_seed": chance.randrange(1000)} if fault else {}
+                        await provider.set_faults(**{"latency": 0.02, "jitter": 0.03, **fault, **kind})
+                    await asyncio.sleep(0.2)
+
+            start(misbehave())
+            async with asyncio.timeout(40):
+                await ends(*(ask(line) for _ in range(40) for line in lines))
+            for line in lines:
+                await line.pipeline.drain(asyncio.get_running_loop().time() + 2)
+            first_ledger, second_ledger = await upstream.until(), await second.until()
+            told = f"seed {seed}, {codes}"
+            assert first_ledger["peak_concurrency"] <= 4, told
+            assert first_ledger["by_model"]["sim-fast"]["peak_concurrency"] <= 2, told
+            assert second_ledger["peak_concurrency"] <= 2, told
+            assert not set(codes) - {
+                "success",
+                "taken back",
+                "deadline_exceeded",
+                "all_routes_failed",
+                "cooldown",
+                "queue_full",
+                "uncertain",
+                "upstream_broken",
+            }, told
+            assert codes["success"] > 20, told
+            await lines[0].settled()
+            rows = await lines[0].invocations()
+            sent = [row for row in rows if row["correction"] == 0 and row["status"] != "not_dispatched"]
+            # Of a call that ended before the provider had read it nobody knows more than that it was begun.
+            unseen = len(sent) - first_ledger["dispatches"] - second_ledger["dispatches"]
+            assert 0 <= unseen <= sum(row["state"] == "unknown" for row in sent), told
+            assert set(await lines[0].slots()) <= {"quarantined"}, told
+            await lines[0].audit()
+
+
+async def plain(line: WholeLine, name: str, **options: Any) -> None:
+    await line.pipeline.complete(call(name, **options))

@@ -173,16 +173,16 @@ _ADMISSION: Final = [
         3,
         "the last of a queue is looked at first",
         ACQUIRE,
-        "order by t.number limit v_room) q",
-        "order by t.number desc limit v_room) q",
+        "t.model, t.number limit v_room) q",
+        "t.model, t.number desc limit v_room) q",
         _admission("grants_follow_the_order_of_arrival"),
     ),
     _m(
         3,
         "those that nobody hears of are granted",
         ACQUIRE,
-        "and t.model = l.model and t.owner_id = any (v_fresh)",
-        "and t.model = l.model",
+        "and t.owner_id = any (v_fresh)",
+        "and true",
         _rules("a_waiter_whose_process_is_not_heard_of_is_passed_over"),
     ),
     _m(
@@ -987,7 +987,7 @@ _TIME: Final = [
         "            self._drop(connection)\n            raise StoreUnavailable from error\n"
         "        except _LOST as error:",
         "            raise Rejected(error.sqlstate) from error\n        except _LOST as error:",
-        _rules("who_waits_for_a_lock_too_long_is_ended_by_the_server_itself"),
+        _rules("a_statement_that_somebody_ends_is_unknown_and_no_refusal"),
     ),
     _m(
         31,
@@ -1093,7 +1093,7 @@ _TIME: Final = [
         CONTROLLER,
         "for other in foreign:\n            self._notified.post(other)",
         "for other in foreign:\n            pass",
-        _admission("a_settlement_in_one_process_grants_the_waiter_of_another"),
+        _controller("a_slot_that_comes_free_in_one_process_is_told_to_the_waiter_of_another"),
     ),
     # ---------------------------------------------------------------- 34: cancelled anywhere
     _m(
@@ -1167,8 +1167,8 @@ _TIME: Final = [
         36,
         "quarantine never ends",
         RECONCILE,
-        "q.state = 'quarantined' and q.quarantined_until <= p_now",
-        "q.state = 'quarantined' and q.quarantined_until is null",
+        "'active') and q.quarantined_until <= p_now",
+        "'active') and q.quarantined_until is null",
         _rules("a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost"),
     ),
     _m(
@@ -1185,7 +1185,7 @@ _TIME: Final = [
         CONTROLLER,
         "await self.advance({row.group_id for row in rows if row.group_id and row.waiters})",
         "pass",
-        _admission("a_settlement_in_one_process_grants_the_waiter_of_another"),
+        _controller("a_slot_that_comes_free_in_one_process_is_told_to_the_waiter_of_another"),
     ),
     _m(
         36,
@@ -1215,8 +1215,8 @@ _TIME: Final = [
         36,
         "a grant reads the whole queue",
         ACQUIRE,
-        "order by t.number limit v_room) q",
-        "order by t.number) q",
+        "t.model, t.number limit v_room) q",
+        "t.model, t.number) q",
         _rules("what_a_grant_costs_does_not_depend_on_how_many_wait"),
     ),
     _m(

@@ -189,7 +189,8 @@ def server(mutants: Sequence[Mutant]) -> Iterator[str | None]:
         yield given
         return
     with (
-        tempfile.TemporaryDirectory(prefix="tollbridge-tests-") as directory,
+        # What is left of it, the next test run sweeps up.
+        tempfile.TemporaryDirectory(prefix="tollbridge-tests-", ignore_cleanup_errors=True) as directory,
         EmbeddedPostgres.start(Path(directory), settings=TEST_SETTINGS) as started,
     ):
         yield started.url
@@ -202,7 +203,10 @@ def hunt_all(mutants: Sequence[Mutant], told: Callable[[Result], None]) -> list[
     Raises `Stale`.
     """
     check(mutants)
-    with tempfile.TemporaryDirectory(prefix="tollbridge-mutants-") as place, server(mutants) as url:
+    with (
+        tempfile.TemporaryDirectory(prefix="tollbridge-mutants-", ignore_cleanup_errors=True) as place,
+        server(mutants) as url,
+    ):
         copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for number in range(AT_ONCE):
             copy = Path(place).resolve() / str(number)

@@ -68,11 +68,13 @@ $$;
 
 -- How many tickets are before this one in its group's queue, at most 100.
 create or replace function control.ahead_v2(p_group text, p_class smallint, p_number bigint) returns integer
-language sql stable as $$
+language sql stable
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
     select count(*)::integer from (
         select from control.ticket q
          where q.group_id = p_group and q.state = 'queued' and (q.class, q.number) < (p_class, p_number)
-         limit 100) before
+         order by q.class, q.number limit 100) before
 $$;
 
 -- Puts requests and tokens back into the buckets of a model and its group; negative ones are taken out.
@@ -142,17 +144,24 @@ create or replace function control.may_move_v1(p_group text) returns boolean
 language plpgsql stable as $$
 declare
     v_now timestamptz;
+    v_floors boolean;
+    v_full text[];
 begin
-    if not exists (select from control.ticket t where t.group_id = p_group and t.state = 'queued') then
+    if (select 1 from control.ticket t where t.group_id = p_group and t.state = 'queued'
+         order by t.class, t.number limit 1) is null then
         return false;
     end if;
     v_now := control.now_v1();
+    v_floors := exists (select from control.floor f where f.group_id = p_group and f.until > v_now);
+    v_full := array(select a.model from control.allowance a
+                     where a.group_id = p_group and a.model <> '' and a.concurrency is not null
+                       and a.concurrency <= (select count(*) from control.ticket t
+                                              where t.group_id = p_group and t.state <> 'queued' and t.model = a.model));
+    if not v_floors and cardinality(v_full) = 0 then
+        return true;
+    end if;
     return exists (
         select from control.lanes_v1(p_group) w
-         where control.floor_until_v1(p_group, w.credential, w.model, null, v_now) is null
-           and not exists (
-                select from control.allowance a
-                 where a.group_id = p_group and a.model = w.model
-                   and a.concurrency <= (select count(*) from control.ticket t
-                                          where t.group_id = p_group and t.state <> 'queued' and t.model = w.model)));
+         where w.model <> all (v_full)
+           and (not v_floors or control.floor_until_v1(p_group, w.credential, w.model, null, v_now) is null));
 end $$;

@@ -10,23 +10,24 @@ declare
 begin
     -- Grants their owner did not confirm: back into the queue at their number, or gone with their owner.
     delete from control.ticket t
-     where t.ticket_id in (
+     where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
          where q.group_id = p_group and q.state = 'granted' and control.owner_is_dead_v1(q.owner_id, p_now)
-         limit 100 for update skip locked);
+         limit 100 for update skip locked));
     update control.ticket t set state = 'queued', granted_at = null, grant_expires_at = null, generation = null, day = null
-     where t.ticket_id in (
+     where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
          where q.group_id = p_group and q.state = 'granted' and q.grant_expires_at <= p_now
-         limit 100 for update skip locked);
+         limit 100 for update skip locked));
 
     -- Waiters whose time is over. Their owner ends them itself; this is for owners that do not. After the grants, or one
     -- that nobody confirms would be granted again for ever.
     delete from control.ticket t
-     where t.ticket_id in (
+     where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
-         where q.group_id = p_group and q.state = 'queued' and q.queue_deadline < p_now - interval '2 s'
-         order by q.queue_deadline limit 100 for update skip locked);
+         where q.group_id = p_group and q.state = 'queued' and q.queue_deadline > '-infinity'
+           and q.queue_deadline < p_now - interval '2 s'
+         order by q.queue_deadline limit 100 for update skip locked));
 
     -- Attempts that outlived their hard deadline or their owner: the slot goes to quarantine with its full window, which
     -- begins now where it was the deadline that passed: a clock that leapt must not free what still runs.
@@ -52,10 +53,11 @@ begin
     -- Quarantine that has passed frees the slot. It says nothing about what was executed or what it cost.
     with gone as (
         delete from control.ticket t
-         where t.ticket_id in (
+         where t.ticket_id = any (array(
             select q.ticket_id from control.ticket q
-             where q.group_id = p_group and q.state = 'quarantined' and q.quarantined_until <= p_now
-             limit 100 for update skip locked)
+             -- Said like this it is a question about the group's slots, and not about all that is in quarantine.
+             where q.group_id = p_group and q.state not in ('queued', 'granted', 'active') and q.quarantined_until <= p_now
+             limit 100 for update skip locked))
         returning t as ticket
     )
     -- One with no window at all has just been lost, and ends once.
@@ -93,10 +95,10 @@ begin
            cooldown_until = p_now + least(c.first_cooldown * power(2, least(c.openings, 20)), c.longest_cooldown)
      where c.group_id = p_group
     returning c.cooldown_until into v_until;
-    delete from control.ticket t where t.ticket_id in (
+    delete from control.ticket t where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
          where q.group_id = p_group and q.state = 'queued' and (not q.waits_for_cooldown or q.queue_deadline <= v_until)
-         limit 1000 for update skip locked);
+         limit 1000 for update skip locked));
 end $$;
 
 -- Puts a floor under a credential's model, or (model '') under all of them: nothing is granted before then. It may be
@@ -128,10 +130,10 @@ begin
     values (p_group, p_credential, p_model, p_kind, p_now, v_until, v_strikes)
     on conflict (group_id, credential, model, kind) do update
        set since = excluded.since, until = excluded.until, strikes = excluded.strikes;
-    delete from control.ticket t where t.ticket_id in (
+    delete from control.ticket t where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
          where q.group_id = p_group and q.state = 'queued' and q.credential = p_credential
            and (p_model = '' or q.model = p_model)
            and (p_kind = 'unavailable' or not q.waits_for_cooldown or q.queue_deadline <= v_until)
-         limit 1000 for update skip locked);
+         limit 1000 for update skip locked));
 end $$;

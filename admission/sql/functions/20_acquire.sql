@@ -21,7 +21,11 @@ create or replace function control.acquire_v2(
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
     wait_ms bigint, expected_ms bigint
 )
-language plpgsql as $$
+language plpgsql
+-- What its plans read must not depend on how full the tables were when they were made: in the order of an index, and by
+-- an index alone.
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
 #variable_conflict use_column
 declare
     g control.capacity_group;
@@ -144,7 +148,10 @@ begin
         and 1 <> all (p_class) and p_owner = any (v_fresh) and p_endpoint <@ g.endpoints
         and num_nonnulls(variadic p_fence) = 0 and coalesce(0 < all (array_remove(p_caller_ms, null)), true);
     if v_usual and v_waits then
-        v_usual := not control.may_move_v1(p_group);
+        v_usual := not control.may_move_v1(p_group)
+            and not exists (select from control.ticket t
+                             where t.group_id = p_group and t.state = 'queued'
+                               and t.queue_deadline > '-infinity' and t.queue_deadline < v_now - interval '2 s');
     end if;
     if v_usual and v_limited then
         v_usual := not exists (select from control.allowance a
@@ -156,7 +163,7 @@ begin
                                     queued_at, queue_deadline, caller_deadline, intent, generation, granted_at, day,
                                     hard_deadline)
         select e.ticket_id, p_group, e.endpoint,
-               case when e.place < g.next_number then e.place else g.next_number + e.n - 1 end, 0, e.model, e.credential,
+               case when e.place < g.next_number then e.place else g.next_number - 1 end, 0, e.model, e.credential,
                p_owner, e.key_id, e.debit_id, e.attempt, e.tokens, 'active', e.waits, e.execution_ms * interval '1 ms',
                e.isolation_ms * interval '1 ms', v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,
                g.generation, v_now - v_ahead, v_day,
@@ -178,7 +185,7 @@ begin
             day := v_day;
             for i in 1 .. n loop
                 ticket_id := p_ticket[i];
-                number := case when p_place[i] < g.next_number then p_place[i] else g.next_number + i - 1 end;
+                number := case when p_place[i] < g.next_number then p_place[i] else g.next_number - 1 end;
                 remaining_ms := least(p_execution_ms[i], p_caller_ms[i] + p_isolation_ms[i]);
                 return next;
             end loop;
@@ -191,8 +198,10 @@ begin
     end if;
 
     if v_due or g.breaker <> 'closed'
-       or (v_waits and exists (select from control.ticket t where t.group_id = p_group and t.state = 'queued'
-                                                              and t.queue_deadline < v_now - interval '2 s')) then
+       or (v_waits and (select 1 from control.ticket t
+                         where t.group_id = p_group and t.state = 'queued' and t.queue_deadline > '-infinity'
+                           and t.queue_deadline < v_now - interval '2 s'
+                         order by t.queue_deadline limit 1) is not null) then
         perform control.reconcile_v2(p_group, v_now);
         select * into g from control.capacity_group c where c.group_id = p_group;
         select count(*) filter (where t.state <> 'quarantined'), count(*) filter (where t.state = 'quarantined'),
@@ -318,10 +327,13 @@ begin
             select q.ticket_id, null::integer as n, q.class, q.number, q.model, q.tokens, q.credential
               from control.lanes_v1(p_group) l cross join lateral (
                 select t.ticket_id, t.class, t.number, t.model, t.tokens, t.credential from control.ticket t
-                 where t.group_id = p_group and t.state = 'queued' and t.class = l.class
-                   and t.credential = l.credential and t.model = l.model and t.owner_id = any (v_fresh)
-                   and t.queue_deadline > v_now
-                 order by t.number limit v_room) q
+                 -- A lane as a range: in the order of its own index only. As three equal columns it could be read in the
+                 -- order of the whole queue.
+                 where t.group_id = p_group and t.state = 'queued'
+                   and (t.class, t.credential, t.model) >= (l.class, l.credential, l.model)
+                   and (t.class, t.credential, t.model) <= (l.class, l.credential, l.model)
+                   and t.owner_id = any (v_fresh) and t.queue_deadline > v_now
+                 order by t.class, t.credential, t.model, t.number limit v_room) q
              where not v_limited or coalesce(a_room[array_position(a_model, l.model)], 1) > 0
             union all
             select e.ticket_id, e.n::integer, e.class, v_number[e.n], e.model, e.tokens, e.credential
@@ -407,7 +419,8 @@ begin
         with locked as (
             -- One that is being taken back right now is passed over: waiting for it could be a deadlock.
             select t.ticket_id from control.ticket t
-             where t.ticket_id = any (v_chosen) and t.state = 'queued' for update of t skip locked
+             where t.ticket_id = any (v_chosen) and t.state = 'queued'
+             order by t.ticket_id for update of t skip locked
         ), granted as (
             update control.ticket t
                set state = case when t.owner_id = p_owner then 'active' else 'granted' end,
@@ -471,6 +484,13 @@ begin
     end if;
     if v_enqueued > 0 then
         g.next_number := v_next;
+    else
+        -- Granted at once, all of them: before whoever comes, without using up a number. A retry keeps that place.
+        for i in 1 .. n loop
+            if v_state[i] = 'active' and v_number[i] >= g.next_number then
+                v_number[i] := g.next_number - 1;
+            end if;
+        end loop;
     end if;
 
     if v_new > 0 then
@@ -614,9 +634,15 @@ language sql stable as $$
     select p_now + min(w.seconds) * interval '1 s'
       from control.allowance a
      cross join lateral (
-        select t.tokens from control.ticket t
-         where t.group_id = p_group and t.state = 'queued' and (a.model = '' or t.model = a.model)
-         order by t.class, t.number limit 1) head
+        select h.tokens
+          from control.lanes_v1(p_group) l cross join lateral (
+            select t.class, t.number, t.tokens from control.ticket t
+             where t.group_id = p_group and t.state = 'queued'
+               and (t.class, t.credential, t.model) >= (l.class, l.credential, l.model)
+               and (t.class, t.credential, t.model) <= (l.class, l.credential, l.model)
+             order by t.class, t.credential, t.model, t.number limit 1) h
+         where a.model in ('', l.model)
+         order by h.class, h.number limit 1) head
      cross join lateral (
         select greatest(
             (1 - control.filled_v1(a.requests_left, a.requests_per_minute, a.filled_at, p_now))
@@ -635,11 +661,11 @@ begin
     on conflict (key_id, scope_id, run_id) do update set number = excluded.number, seen_at = excluded.seen_at
      where f.number < excluded.number;
     if found then
-        delete from control.ticket t where t.ticket_id in (
+        delete from control.ticket t where t.ticket_id = any (array(
             select q.ticket_id from control.ticket q
              where q.key_id = p_key and q.scope_id = p_scope and q.run_id = p_run and q.fence < p_number
                and q.state = 'queued'
-             limit 1000 for update skip locked);
+             limit 1000 for update skip locked));
     end if;
 end $$;
 

@@ -11,16 +11,21 @@ create or replace function control.rescan_v2(
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
     wait_ms bigint, expected_ms bigint
 )
-language plpgsql as $$
+language plpgsql
+-- What its plans read must not depend on how full the tables were when they were made: in the order of an index, and by
+-- an index alone.
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
 #variable_conflict use_column
 declare
     v_now timestamptz;
 begin
     perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms);
     v_now := control.now_v1();
+    -- "Is not distinct from" no index can answer: that of an owner would bring all the tickets it has.
     if control.owner_is_fresh_v1(p_owner, v_now) then
         perform from control.ticket t
-          where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
+          where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'granted'
           order by t.ticket_id for update;
         if found then
             v_now := control.now_v1();
@@ -28,12 +33,12 @@ begin
                set state = 'active', grant_expires_at = null,
                    hard_deadline = least(v_now + t.execution_limit, t.caller_deadline + t.isolation)
               from control.capacity_group g
-             where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
+             where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'granted'
                and t.grant_expires_at > v_now and g.group_id = t.group_id and g.generation = t.generation
                and control.floor_until_v1(t.group_id, t.credential, t.model, null, v_now) is null;
             update control.ticket t
                set state = 'queued', granted_at = null, grant_expires_at = null, generation = null, day = null
-             where t.ticket_id = any (p_ticket) and t.owner_id = p_owner and t.state = 'granted'
+             where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'granted'
                and t.grant_expires_at > v_now;
         end if;
     end if;
@@ -52,7 +57,7 @@ begin
                               where t.state in ('queued', 'granted')) a on true
           left join lateral (select r.* from control.wait_reason_v2(g, t.credential, t.model, t.tokens, v_now) r
                               where t.state in ('queued', 'granted')) w on true
-         where t.ticket_id = any (p_ticket) and t.owner_id = p_owner;
+         where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner;
     return query
         select e.ticket_id,
                case when e.fence < (select f.number from control.fence f
@@ -68,8 +73,17 @@ begin
                null::bigint
           from unnest(p_ticket, p_group, p_credential, p_model, p_key, p_scope, p_run, p_fence)
                as e (ticket_id, group_id, credential, model, key_id, scope, run, fence)
-         where (select 1 from control.ticket t where t.ticket_id = e.ticket_id and t.owner_id = p_owner) is null;
+         where (select 1 from control.ticket t
+                 where t.ticket_id = e.ticket_id and t.owner_id is not distinct from p_owner) is null;
 end $$;
+
+-- The tickets of these debits that wait. In the order of the one index that knows debits.
+create or replace function control.waiting_v1(p_debits text[]) returns setof control.ticket
+language sql stable
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
+    select * from control.ticket t where t.state = 'queued' and t.debit_id = any (p_debits) order by t.debit_id
+$$;
 
 -- Why a ticket waits: "store", "cooldown" (until when), "quarantine" (without it there would be a free slot; until the
 -- first comes out of it), "model_capacity", "rate" or "capacity".

@@ -72,17 +72,19 @@ language plpgsql as $$
 #variable_conflict use_column
 declare
     v_now timestamptz := control.now_v1();
+    -- No index is asked for what may change from row to row.
+    v_forgotten timestamptz := clock_timestamp() - interval '30 days';
 begin
     delete from control.owner o
      where o.expires_at < v_now - interval '1 day'
        and not exists (select from control.ticket t where t.owner_id = o.owner_id);
     delete from control.floor f where f.until < v_now - interval '1 day';
-    delete from control.fence f where f.seen_at < clock_timestamp() - interval '30 days';
-    delete from control.ticket t where t.ticket_id in (
+    delete from control.fence f where f.seen_at < v_forgotten;
+    delete from control.ticket t where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
          where q.state = 'queued' and q.owner_id not in (select o.owner_id from control.owner o where o.expires_at > v_now)
            and control.owner_is_dead_v1(q.owner_id, v_now)
-         limit 1000 for update skip locked);
+         limit 1000 for update skip locked));
     return query
         select distinct t.group_id from control.ticket t
          where t.state <> 'queued'
@@ -91,7 +93,7 @@ begin
         union
         -- Of an owner that lives and has forgotten it.
         select distinct t.group_id from control.ticket t
-         where t.state = 'queued' and t.queue_deadline < v_now - interval '2 s'
+         where t.state = 'queued' and t.queue_deadline > '-infinity' and t.queue_deadline < v_now - interval '2 s'
         union
         select g.group_id from control.capacity_group g where g.breaker = 'open' and g.cooldown_until <= v_now;
 end $$;

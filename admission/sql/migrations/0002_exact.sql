@@ -93,6 +93,7 @@ create table control.fence (
     seen_at timestamptz not null,
     primary key (key_id, scope_id, run_id)
 );
+create index fence_seen on control.fence (seen_at);
 
 -- Checked by what writes it; a lookup in the group's row for each ticket costs more than it guards.
 alter table control.ticket drop constraint ticket_group_id_fkey;
@@ -112,7 +113,10 @@ drop index control.ticket_slots;
 create index ticket_slots on control.ticket (group_id) with (deduplicate_items = off) where state <> 'queued';
 create index ticket_heads on control.ticket (group_id, class, credential, model, number)
     with (deduplicate_items = off) where state = 'queued';
-create index ticket_overdue on control.ticket (group_id, queue_deadline) where state = 'queued';
+-- Only for the question it answers. Small and never read in order, it would look cheap to a planner that wants any row
+-- that waits in a group, and each such question would read all that wait. A query that means it says `> '-infinity'`.
+create index ticket_overdue on control.ticket (group_id, queue_deadline)
+    where state = 'queued' and queue_deadline > '-infinity';
 create index ticket_quarantined_debit on control.ticket (key_id, debit_id) where state = 'quarantined';
 create index ticket_run on control.ticket (key_id, scope_id, run_id) where fence is not null;
 

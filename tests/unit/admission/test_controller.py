@@ -236,12 +236,24 @@ async def test_without_any_notification_the_next_look_finds_the_slot():
             assert isinstance(await waiting, Lease)
 
 
+async def test_a_slot_that_comes_free_in_one_process_is_told_to_the_waiter_of_another():
+    w = world(rescan_s=60.0, unconfirmed_grant_s=30.0)
+    async with w.controller() as one, w.controller() as two:
+        lease = await granted(one)
+        waiting = asyncio.create_task(two.admit(demand()))
+        # It has looked since it listens, and for the first time since it waits: the next look is far away.
+        await until(lambda: w.asked.count("rescan") >= 2)
+        await one.settle(ended(lease))
+        async with asyncio.timeout(2):
+            assert isinstance(await waiting, Lease)
+
+
 async def test_what_was_notified_while_nobody_listened_is_found_on_listening_again():
     w = world(rescan_s=60.0, unconfirmed_grant_s=30.0)
     async with w.controller() as one, w.controller() as two:
         lease = await granted(one)
         waiting = asyncio.create_task(two.admit(demand(queue_timeout_s=30)))
-        await until(lambda: w.asked.count("rescan") >= 1)
+        await until(lambda: w.asked.count("rescan") >= 2)
         w.database.lose_listeners()
         await one.settle(ended(lease))
         await until(lambda: "granted" in w.states())
