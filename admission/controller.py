@@ -369,11 +369,12 @@ class Controller:
         group = self._settings.groups.get(ticket.group)
         if waiting.reason == "capacity" and group is not None and group.concurrency_is_default:
             if ticket.group not in self._told:
+                wanted = f"concurrency = {2 * group.concurrency}  # what the provider really gives"
                 log.warning(
                     "admission.queues_at_default_limit",
                     group=ticket.group,
                     concurrency=group.concurrency,
-                    hint=f'[groups."{ticket.group}"] concurrency = what the provider really gives',
+                    hint=f'[groups."{ticket.group}"]\n{wanted}',
                 )
             self._told.add(ticket.group)
 

@@ -869,7 +869,7 @@ def _reason(w: _Work, ticket: Ticket, occupancy: _Occupancy, *, floored: bool) -
     allowances = w.allowances_of(ticket.group, ticket.model)
     if w.closed_until > w.now:
         return "store"
-    if floored or breaker.state is not BreakerState.CLOSED:
+    if floored or breaker.state is not BreakerState.CLOSED or (breaker.ramp is not None and room > 0):
         return "cooldown"
     if room == 0 and breaker.ramp is None and occupancy.active < occupancy.group.limits.concurrency:
         return "quarantine"
@@ -877,7 +877,7 @@ def _reason(w: _Work, ticket: Ticket, occupancy: _Occupancy, *, floored: bool) -
         used = occupancy.models.get(ticket.model, 0)
         if any(name and a.concurrency is not None and used >= a.concurrency for name, a in allowances):
             return "model_capacity"
-        if any(allowance.lacks(ticket.tokens) for _, allowance in allowances):
+        if any(allowance.rated for _, allowance in allowances):
             return "rate"
     return "capacity"
 

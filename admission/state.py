@@ -107,11 +107,11 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         """Filled up to now."""
         if now <= self.filled_at or not self.rated:
             return self
-        minutes = (now - self.filled_at) / (60 * SECOND)
+        seconds = (now - self.filled_at) / SECOND
         return replace(
             self,
-            requests_left=_filled(self.requests_left, self.requests_per_minute, minutes),
-            tokens_left=_filled(self.tokens_left, self.tokens_per_minute, minutes),
+            requests_left=_filled(self.requests_left, self.requests_per_minute, seconds),
+            tokens_left=_filled(self.tokens_left, self.tokens_per_minute, seconds),
             filled_at=now,
         )
 
@@ -315,8 +315,9 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     lives_ms: int | None = None
 
 
-def _filled(left: float, per_minute: int | None, minutes: float) -> float:
-    return left if per_minute is None else min(float(per_minute), left + per_minute * minutes)
+def _filled(left: float, per_minute: int | None, seconds: float) -> float:
+    # In the order in which SQL multiplies and divides, so that both come to the same number.
+    return left if per_minute is None else min(float(per_minute), left + per_minute * seconds / 60)
 
 
 def _told(level: float, per_minute: int | None, left: int | None, took: int, minutes: float) -> float:

@@ -52,6 +52,6 @@ select json_build_object(
                'expected_wait_s', round(control.expected_ms_v1(g, w.position::integer - 1, c.now) / 1000.0, 3), 'since', w.queued_at - c.ahead, 'debit_id', w.debit_id) order by w.position), '[]') as first
       from (select t.*, row_number() over (order by t.class, t.number) as position from control.ticket t
              where t.group_id = g.group_id and t.state = 'queued' order by t.class, t.number limit 20) w
-     cross join lateral control.wait_reason_v2(g, w.credential, w.model, w.tokens, c.now) r) q
+     cross join lateral control.wait_reason_v2(g, w.credential, w.model, c.now) r) q
  where g.endpoints <> '{}' or s.active + s.quarantined + q.total > 0
  order by g.group_id

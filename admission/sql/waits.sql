@@ -4,4 +4,4 @@ select t.debit_id, t.group_id, w.reason, control.ahead_v2(t.group_id, t.class, t
        control.expected_ms_v1(g, control.ahead_v2(t.group_id, t.class, t.number), control.now_v1()) as expected_ms
   from control.waiting_v1($1) t
   join control.capacity_group g on g.group_id = t.group_id
-  cross join lateral control.wait_reason_v2(g, t.credential, t.model, t.tokens, control.now_v1()) w
+  cross join lateral control.wait_reason_v2(g, t.credential, t.model, control.now_v1()) w

@@ -586,7 +586,8 @@ begin
                    null::integer,
                    case when e.state = 'queued' or e.verdict = 'queued' then
                         case when v_closed then 'store'
-                             when g.breaker <> 'closed' or (v_floors and control.floor_until_v1(
+                             when g.breaker <> 'closed' or (g.ramp is not null and v_free > 0)
+                               or (v_floors and control.floor_until_v1(
                                       p_group, e.credential, e.model, null, v_now) is not null) then 'cooldown'
                              when v_free <= 0 and v_quarantined > 0 and g.ramp is null and g.concurrency > v_active
                                   then 'quarantine'

@@ -55,7 +55,7 @@ begin
           join control.capacity_group g on g.group_id = t.group_id
           left join lateral (select control.ahead_v2(t.group_id, t.class, t.number) as ahead
                               where t.state in ('queued', 'granted')) a on true
-          left join lateral (select r.* from control.wait_reason_v2(g, t.credential, t.model, t.tokens, v_now) r
+          left join lateral (select r.* from control.wait_reason_v2(g, t.credential, t.model, v_now) r
                               where t.state in ('queued', 'granted')) w on true
          where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner;
     return query
@@ -85,10 +85,10 @@ as $$
     select * from control.ticket t where t.state = 'queued' and t.debit_id = any (p_debits) order by t.debit_id
 $$;
 
--- Why a ticket waits: "store", "cooldown" (until when), "quarantine" (without it there would be a free slot; until the
--- first comes out of it), "model_capacity", "rate" or "capacity".
+-- Why a ticket waits: "store", "cooldown" (until when; the ramp after one, too), "quarantine" (without it there would be
+-- a free slot; until the first comes out of it), "model_capacity", "rate" (its own, or of one before it) or "capacity".
 create or replace function control.wait_reason_v2(
-    g control.capacity_group, p_credential text, p_model text, p_tokens bigint, p_now timestamptz
+    g control.capacity_group, p_credential text, p_model text, p_now timestamptz
 ) returns table (reason text, until timestamptz)
 language sql stable as $$
     select r.reason, case when r.reason = 'quarantine' then greatest(s.first_out, p_now)
@@ -103,17 +103,15 @@ language sql stable as $$
                            min(t.quarantined_until) as first_out
                       from control.ticket t where t.group_id = g.group_id and t.state <> 'queued') x) s,
            (select min(l.concurrency) filter (where l.model = p_model) as concurrency,
-                   coalesce(bool_or(
-                       control.filled_v1(l.requests_left, l.requests_per_minute, l.filled_at, p_now) < 1
-                       or control.filled_v1(l.tokens_left, l.tokens_per_minute, l.filled_at, p_now) < p_tokens),
-                       false) as used_up
+                   coalesce(bool_or(num_nonnulls(l.requests_per_minute, l.tokens_per_minute) > 0), false) as rated
               from control.allowance l where l.group_id = g.group_id and l.model in ('', p_model)) a,
            lateral (
             select case when c.closed_until > p_now then 'store'
-                        when g.breaker <> 'closed' or f.until is not null then 'cooldown'
+                        when g.breaker <> 'closed' or f.until is not null or (g.ramp is not null and s.free > 0)
+                             then 'cooldown'
                         when s.free <= 0 and s.quarantined > 0 and g.ramp is null and g.concurrency > s.active
                              then 'quarantine'
                         when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'
-                        when s.free > 0 and a.used_up then 'rate'
+                        when s.free > 0 and a.rated then 'rate'
                         else 'capacity' end as reason) r
 $$;
