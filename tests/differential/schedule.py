@@ -686,6 +686,9 @@ class Play:
             return
         if rng.random() < 0.05:
             wanted.append(rng.choice(wanted))
+        if len({s.lease.ticket_id for s in wanted}) < len(wanted):
+            # Those that come again go in a second statement, and what is left is weighed by who occupies just then.
+            wanted = [replace(s, requests_left=None, tokens_left=None) for s in wanted]
         judged = any(s.lease.judged or s.verdict not in (Verdict.ANSWERED, Verdict.NONE) for s in wanted)
         if rng.random() < 0.1:
             judged = not judged
@@ -696,7 +699,7 @@ class Play:
             decision.Settle(outcomes, judged), lambda s: s.settle(process, wanted, judged=judged), process
         )
         if len({s.lease.ticket_id for s in wanted}) < len(wanted):
-            # Those that come again go in a second statement: who waits is looked at in between.
+            # Who waits is looked at in between as well.
             rows = [replace(theirs, waiters=ours.waiters) for ours, theirs in zip(answers.settled, rows, strict=True)]
         # Of one that had an end before its endpoint moved, either group may be told: its slot is looked for in time.
         moved = {
