@@ -66,7 +66,9 @@ _ACCOUNTS = ("tollbridge-db", "postgres", "nobody")
 #: runs the fork handlers of every library in a process with threads: a child of one that uses gRPC may die of them.
 _BECOME = """
 import os, sys
-uid, gid, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+uid, gid, preload, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+if preload:
+    os.environ["LD_PRELOAD"] = preload
 try:
     os.setgroups([])
     os.setgid(gid)
@@ -281,10 +283,12 @@ class EmbeddedPostgres:
         # A session of its own: a Ctrl-C in the terminal is for the gateway, which then stops the server itself.
         # An environment of its own: provider keys and PG* variables are not the server's business.
         kept = {k: v for k, v in os.environ.items() if k.startswith(("LD_", "DYLD_", "FAKETIME"))}
+        environment = {"PATH": os.defpath, "PWD": self._own_directory(directory), "LC_ALL": "C", **kept}
+        command, environment = _as(self._account, command, environment)
         return subprocess.run(  # noqa: S603  the command is ours
-            _as(self._account, command),
+            command,
             cwd=directory,
-            env={"PATH": os.defpath, "PWD": self._own_directory(directory), "LC_ALL": "C", **kept},
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -396,14 +400,19 @@ def _short_link(cluster: Path) -> Path | None:
     raise Unusable("no directory for temporary files has a path short enough for a socket")
 
 
-def _as(account: _Account | None, command: list[str]) -> list[str]:
-    """The command that runs `command`, whose first word is a path, as the account."""
+def _as(
+    account: _Account | None, command: list[str], environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command that runs `command`, whose first word is a path, as the account, and its environment."""
     if account is None:
-        return command
+        return command, dict(environment)
     if not sys.executable:
         raise Unusable("PostgreSQL does not run as root, and without an interpreter nothing starts it as another user")
+    # A preloaded library is for the command: what it makes as root the account may be unable to open.
+    without = {name: value for name, value in environment.items() if name != "LD_PRELOAD"}
+    whose = [str(account.uid), str(account.gid), environment.get("LD_PRELOAD", "")]
     # Isolated and without `site`: root's interpreter must load nothing from where it happens to stand.
-    return [sys.executable, "-I", "-S", "-c", _BECOME, str(account.uid), str(account.gid), *command]
+    return [sys.executable, "-I", "-S", "-c", _BECOME, *whose, *command], without
 
 
 def _ended(status: int) -> str:
@@ -472,4 +481,5 @@ def _binaries_for(account: _Account | None) -> Path:
 
 
 def _runs(command: list[str], account: _Account) -> bool:
-    return subprocess.run(_as(account, command), check=False, capture_output=True).returncode == 0  # noqa: S603
+    command, environment = _as(account, command, os.environ)
+    return subprocess.run(command, env=environment, check=False, capture_output=True).returncode == 0  # noqa: S603

@@ -373,7 +373,7 @@ def test_it_is_restarted_in_a_process_with_grpc_in_use_and_nothing_is_forked(dat
 def as_owner(owner: os.stat_result, command: list[str]) -> list[str]:
     if os.geteuid() != 0:
         return command
-    return embedded._as(embedded._Account(owner.st_uid, owner.st_gid), command)
+    return embedded._as(embedded._Account(owner.st_uid, owner.st_gid), command, {})[0]
 
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -426,18 +426,21 @@ def test_an_account_that_cannot_be_taken_is_told(data_dir: Path, monkeypatch: py
 
 
 @root_only
-def test_a_command_that_cannot_be_run_as_the_account_says_why(tmp_path: Path) -> None:
+def test_a_command_is_the_account_and_nothing_of_root_is_left(tmp_path: Path) -> None:
     account = embedded._account_for(tmp_path / "absent")
     assert account is not None
-    done = subprocess.run(
-        embedded._as(account, [str(tmp_path / "absent")]), capture_output=True, text=True, check=False
-    )
+    given = {"LD_PRELOAD": "/nowhere/of-ours.so", "OF_OURS": "1"}
+    shown = "grep -E '^(Uid|Gid|Groups):' /proc/self/status; echo $LD_PRELOAD $OF_OURS"
+    command, environment = embedded._as(account, ["/bin/sh", "-c", shown], given)
+    assert environment == {"OF_OURS": "1"}, "the interpreter that is still root gets it, too"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    ids = ["Uid:", *[str(account.uid)] * 4, "Gid:", *[str(account.gid)] * 4, "Groups:"]
+    assert done.stdout.split() == [*ids, "/nowhere/of-ours.so", "1"]
+    missing = str(tmp_path / "absent")
+    command, _ = embedded._as(account, [missing], {})
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.strip().startswith(f"cannot run {tmp_path / 'absent'} as user {account.uid}: ")
-    shown = ["/bin/sh", "-c", "grep -E '^(Uid|Gid|Groups):' /proc/self/status"]
-    done = subprocess.run(embedded._as(account, shown), capture_output=True, text=True, check=True)
-    words = done.stdout.split()
-    assert words == ["Uid:", *[str(account.uid)] * 4, "Gid:", *[str(account.gid)] * 4, "Groups:"]
+    assert done.stderr.strip().startswith(f"cannot run {missing} as user {account.uid}: ")
 
 
 @root_only
