@@ -132,13 +132,13 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         With no more than a provider said was left of its requests and tokens, so long ago: filled since then, and less
         what the tickets took that were granted since. Call it on one that is filled.
         """
-        minutes = ago / (60 * SECOND)
+        seconds = ago / SECOND
         requests, tokens = left
         took = sum(ticket.tokens for ticket in since)
         return replace(
             self,
-            requests_left=_told(self.requests_left, self.requests_per_minute, requests, len(since), minutes),
-            tokens_left=_told(self.tokens_left, self.tokens_per_minute, tokens, took, minutes),
+            requests_left=_told(self.requests_left, self.requests_per_minute, requests, len(since), seconds),
+            tokens_left=_told(self.tokens_left, self.tokens_per_minute, tokens, took, seconds),
         )
 
     def lacks(self, tokens: int) -> bool:
@@ -320,10 +320,10 @@ def _filled(left: float, per_minute: int | None, seconds: float) -> float:
     return left if per_minute is None else min(float(per_minute), left + per_minute * seconds / 60)
 
 
-def _told(level: float, per_minute: int | None, left: int | None, took: int, minutes: float) -> float:
+def _told(level: float, per_minute: int | None, left: int | None, took: int, seconds: float) -> float:
     if left is None or per_minute is None:
         return level
-    return min(level, max(_filled(left, per_minute, minutes) - took, 0.0))
+    return min(level, max(_filled(left, per_minute, seconds) - took, 0.0))
 
 
 def microseconds(seconds: float) -> int:

@@ -661,7 +661,7 @@ async def test_a_step_back_of_the_servers_clock_is_made_up_for_once(database_url
         for process in (one, two):
             await process.store.renew(process.owner, process.process, first=False)
             # As if the clock, an hour ahead then, had gone back since.
-            process.store._told_time += 3600 * SECOND  # type: ignore[operator]
+            process.store._told_time += 3600 * SECOND  # type: ignore[attr-defined]
         for process in (one, two):
             await process.store.renew(process.owner, process.process, first=False)
         ahead = await w.db.fetchval("select control.now_v1() - clock_timestamp()")

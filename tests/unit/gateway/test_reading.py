@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from admission.contract import StoreUnavailable
 from admission.controller import Controller
-from admission.store import Store, StoreUnavailable
+from admission.store import Store
 from gateway import database
 from gateway.errors import NotFound
 from gateway.reading import Reading, described
