@@ -104,7 +104,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its caller may see it. Times are the database's."""
+    """A job as its caller may see it. Times are those of the database's clock."""
 
     job_id: uuid.UUID
     submission_id: uuid.UUID

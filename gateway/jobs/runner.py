@@ -436,6 +436,7 @@ class Runner:
         return self._settings.cancel_poll_s
 
     async def _keep_up(self) -> float:
+        await self._store.keep_time()
         while expired := await self._store.expire(_MOST_ROWS):
             self._watch.ended(expired)
             log.info("jobs.expired", count=len(expired))

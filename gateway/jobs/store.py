@@ -2,7 +2,7 @@
 The jobs' tables, one method per statement.
 
 Everything that decides who may change a job is in the statements: the state it leaves and the claim that holds it.
-All times come from the database's clock.
+Times that are set and compared are the store's (sql/functions/10_time.sql); times that are shown are the clock's.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.resources
+import time
 import uuid
 from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
 import asyncpg
@@ -61,6 +63,11 @@ PURGE = _read("purge")
 PURGE_SUBMISSIONS = _read("purge_submissions")
 ACCEPT_SUBMISSION = _read("accept_submission")
 SUBMISSION = _read("submission")
+KEEP_TIME = _read("keep_time")
+TIME = _read("time")
+
+#: Counts the time that the host sleeps, too, where it can: without it all that is awake would seem to have leapt.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +160,18 @@ def _is_lost(connection: asyncpg.pool.PoolConnectionProxy[asyncpg.Record]) -> bo
         return True
 
 
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store's time was, after how many steps of its server's clock, and when that was by our own clock."""
+
+    time: datetime
+    steps: int
+    at: float
+
+    @property
+    def since_s(self) -> float:
+        return time.clock_gettime(_STEADY) - self.at
+
+
 class JobStore:
     """Every method raises `gateway.database.StoreUnavailable` when the store is away."""
 
@@ -160,6 +179,7 @@ class JobStore:
         self._pool = pool
         self._settings = settings
         self._claiming, self._intending, self._storing, self._concluding = (_Kept(pool) for _ in range(4))
+        self._told: _Told | None = None
 
     async def let_go(self) -> None:
         """Give back the connections that were kept. They are taken again when there is use for them."""
@@ -172,7 +192,8 @@ class JobStore:
     async def insert(self, lines: Sequence[Line], connection: Session | None = None) -> None:
         """Persist jobs, all or none; on `connection`, in its transaction. May be repeated."""
         with store_errors():
-            await (connection or self._pool).execute(INSERT, *_columns(lines), self._settings.retention_s)
+            session = connection or self._pool
+            await session.execute(INSERT, *_columns(lines), self._settings.retention_s, *self._known())
 
     async def accept(self, connection: Session, key_id: uuid.UUID, key: str, accepted: Accepted) -> bool:
         """Tie an Idempotency-Key to a submission. False: another one has it."""
@@ -185,6 +206,7 @@ class JobStore:
                 accepted.digest,
                 accepted.answer,
                 self._settings.idempotency_retention_s,
+                *self._known(),
             )
         return row is not None
 
@@ -239,7 +261,7 @@ class JobStore:
     async def cancel(self, key_id: uuid.UUID, job_id: uuid.UUID) -> Status | None:
         """The state after it; None where there was nothing to cancel any more, or never."""
         with store_errors():
-            status = await self._pool.fetchval(CANCEL, job_id, key_id, self._settings.retention_s)
+            status = await self._pool.fetchval(CANCEL, job_id, key_id, self._settings.retention_s, *self._known())
         return None if status is None else Status(status)
 
     async def ended(self, job_ids: Collection[uuid.UUID]) -> Sequence[uuid.UUID]:
@@ -267,7 +289,7 @@ class JobStore:
     async def claim(self, owner: uuid.UUID, most: int, held: Collection[str] = ()) -> Sequence[Claimed]:
         """Takes jobs that are due, but none of the models that are `held`."""
         with store_errors():
-            rows = await self._claiming.fetch(CLAIM, owner, most, list(held))
+            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), *self._known())
         return [
             Claimed(
                 job_id=row["job_id"],
@@ -321,12 +343,14 @@ class JobStore:
         backs = [(ending, ending.decision) for ending in endings if isinstance(ending.decision, GiveBack)]
         with store_errors():
             if ends:
-                rows = await self._concluding.fetch(FINISH, owner, *_finish_columns(ends), self._settings.retention_s)
+                rows = await self._concluding.fetch(
+                    FINISH, owner, *_finish_columns(ends), self._settings.retention_s, *self._known()
+                )
                 finished = {row["job_id"] for row in rows}
                 after.update({ending.job_id: end.status for ending, end in ends if ending.job_id in finished})
             if backs:
                 rows = await self._concluding.fetch(
-                    GIVE_BACK, owner, *_give_back_columns(backs), self._settings.retention_s
+                    GIVE_BACK, owner, *_give_back_columns(backs), self._settings.retention_s, *self._known()
                 )
                 after.update({row["job_id"]: Status(row["status"]) for row in rows})
         return [after.get(ending.job_id) for ending in endings]
@@ -337,9 +361,28 @@ class JobStore:
 
     # -------------------------------------------------------------- upkeep
 
+    async def keep_time(self) -> None:
+        """
+        Learn the store's time, and make up for a step of its server's clock that nobody has made up for.
+
+        Admission does that in its own database. That of jobs may be another one, where nobody else does.
+        """
+        with store_errors():
+            async with self._pool.acquire() as connection:
+                await connection.execute(KEEP_TIME, *self._known())
+                row = await connection.fetchrow(TIME, *self._known())
+        if row is not None:
+            self._told = _Told(time=row["now"], steps=row["steps"], at=time.clock_gettime(_STEADY))
+
+    def _known(self) -> tuple[datetime | None, int | None]:
+        """What the store's time is by our knowledge, and the steps it is of: the last parameters of a statement."""
+        told = self._told
+        return (None, None) if told is None else (told.time + timedelta(seconds=told.since_s), told.steps)
+
     async def expire(self, most: int = INSERT_ROWS) -> Sequence[uuid.UUID]:
         with store_errors():
-            return [row["job_id"] for row in await self._pool.fetch(EXPIRE, most, self._settings.retention_s)]
+            rows = await self._pool.fetch(EXPIRE, most, self._settings.retention_s, *self._known())
+        return [row["job_id"] for row in rows]
 
     async def owners(self, owner: uuid.UUID) -> Sequence[uuid.UUID]:
         """The other processes that hold running jobs."""
@@ -371,8 +414,8 @@ class JobStore:
     async def purge(self, most: int) -> int:
         """Delete some of what is past its retention; the number of rows."""
         with store_errors():
-            jobs = await self._pool.fetch(PURGE, most)
-            submissions = await self._pool.fetch(PURGE_SUBMISSIONS, most)
+            jobs = await self._pool.fetch(PURGE, most, *self._known())
+            submissions = await self._pool.fetch(PURGE_SUBMISSIONS, most, *self._known())
         return len(jobs) + len(submissions)
 
     async def _page(
@@ -469,8 +512,8 @@ def _view(row: Any) -> JobView:
         options=_options.decode(row["options"]),
         status=Status(row["status"]),
         created_at=row["created_at"],
-        not_before=row["not_before"],
-        deadline_at=row["deadline_at"],
+        not_before=row["not_before"] - row["ahead"],
+        deadline_at=row["deadline_at"] - row["ahead"],
         claimed_at=row["claimed_at"],
         attempts=row["attempts"],
         wait_reason=row["wait_reason"],
@@ -480,7 +523,7 @@ def _view(row: Any) -> JobView:
         error_param=row["error_param"],
         cancel_requested=row["cancel_requested"],
         ended_at=row["ended_at"],
-        expires_at=row["expires_at"],
+        expires_at=row["expires_at"] and row["expires_at"] - row["ahead"],
         result=row["result"],
         result_status=row["result_status"],
     )

@@ -108,7 +108,8 @@ class World:
     def __init__(self, pool: database.Pool, settings: JobsSettings) -> None:
         self.pool = pool
         self.settings = settings
-        self.store = JobStore(pool, settings)
+        self.stores: list[JobStore] = []
+        self.store = self.another_store()
         self.watch = Watch(self.store, settings)
         self.line = FakeLine()
         self.callers = FakeCallers()
@@ -129,6 +130,11 @@ class World:
     def _resolve(self, model: str) -> None:
         if model == "missing":
             raise ModelNotFound("no configured model has this name", param="body.model")
+
+    def another_store(self) -> JobStore:
+        """As another process has it."""
+        self.stores.append(JobStore(self.pool, self.settings))
+        return self.stores[-1]
 
     def runner(self, owner: uuid.UUID | None = None, *, line: FakeLine | None = None, **settings: Any) -> Runner:
         return Runner(
@@ -165,6 +171,15 @@ class World:
         count: int = await self.pool.fetchval("select count(*) from content.job where status = $1", status)
         return count
 
+    async def step(self, seconds: float) -> None:
+        """Set the server's clock, as far as the store's time goes: what is made up for is on top of that."""
+        await self.pool.execute("update control.store set ahead = ahead + make_interval(secs => $1)", seconds)
+
+    async def ahead_s(self) -> float:
+        """How far the store's time is ahead of the clock."""
+        ahead: float = await self.pool.fetchval("select extract(epoch from ahead)::float8 from control.store")
+        return ahead
+
     async def ended(self, *job_ids: uuid.UUID) -> list[dict[str, Any]]:
         async def all_ended() -> bool:
             return len(await self.store.ended(job_ids)) == len(job_ids)
@@ -186,12 +201,14 @@ async def world_on(url: str, settings: JobsSettings = FAST) -> AsyncIterator[Wor
     async with database.open_pool(url, name="test-jobs", size=8) as pool:
         # One database serves all tests of a module: making one takes longer than most of them.
         await pool.execute("truncate content.job, content.submission")
+        await pool.execute("update control.store set ahead = '0', steps = 0")
         world = World(pool, settings)
         try:
             yield world
         finally:
             await world.watch.close()
-            await world.store.let_go()
+            for store in world.stores:
+                await store.let_go()
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ import json
 import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -222,7 +223,7 @@ async def test_racing_writers_end_a_job_exactly_once(world: World) -> None:
         (job,) = await world.store.claim(owner, 1)
         claims = job.claims
 
-        async def conclude(decision: End | GiveBack, job_id=job_id, claims=claims) -> Status | None:
+        async def conclude(decision: End | GiveBack, job_id: uuid.UUID = job_id, claims: int = claims) -> Status | None:
             ending = Ending(job_id=job_id, claims=claims, decision=decision, outcome=None, attempts=0)
             (after,) = await world.store.conclude(owner, [ending])
             return after
@@ -493,6 +494,120 @@ async def test_jobs_go_on_after_every_connection_was_cut(world: World, url: str)
     assert len(world.line.sent) == len(ids)
 
 
+# ------------------------------------------------------------------ the server's clock is set
+
+
+HOUR = 3600.0
+both_ways = pytest.mark.parametrize("step", [-2 * HOUR, 2 * HOUR], ids=["back", "forward"])
+
+
+@both_ways
+async def test_a_step_that_only_this_process_has_noticed_moves_no_due_time_and_no_deadline(
+    world: World, step: float
+) -> None:
+    await world.store.keep_time()
+    before = await world.one(deadline_s=HOUR)
+    await world.step(step)
+    unknowing = world.another_store()
+    if step < 0:
+        assert not await unknowing.claim(new_id(), 10), "the test's step is none"
+    after = await world.one(deadline_s=HOUR)
+    assert not await world.store.expire()
+    first = await world.store.claim(new_id(), 10)
+    assert {job.job_id for job in first} == {before, after}
+    assert all(HOUR - 60 < job.remaining_s <= HOUR for job in first)
+    later = await world.one(deadline_s=HOUR)
+    await world.store.keep_time()
+    assert abs(await world.ahead_s()) < 1
+    (second,) = await unknowing.claim(new_id(), 10)
+    assert second.job_id == later
+    assert HOUR - 60 < second.remaining_s <= HOUR
+
+
+@both_ways
+async def test_a_step_is_made_up_for_once_by_however_many_processes(world: World, step: float) -> None:
+    stores = [world.another_store() for _ in range(6)]
+    for store in stores:
+        await store.keep_time()
+    await world.step(step)
+    await asyncio.gather(*(store.keep_time() for store in stores))
+    assert abs(await world.ahead_s()) < 1
+    assert await world.pool.fetchval("select steps from control.store") == 1
+
+
+async def test_who_knows_another_time_learns_from_what_was_made_up_for_since(world: World) -> None:
+    """A process that was asleep, or began while a step had not been noticed, must not set the offset back for ever."""
+    await world.store.keep_time()
+    late = world.another_store()
+    await world.step(2 * HOUR)
+    await late.keep_time()
+    await world.store.keep_time()
+    for _ in range(3):
+        await late.keep_time()
+        await world.store.keep_time()
+        assert abs(await world.ahead_s()) < 1
+    assert await world.pool.fetchval("select steps from control.store") == 1
+
+
+async def test_the_clock_is_set_back_and_on_while_jobs_run_and_all_of_them_end_well(world: World) -> None:
+    async with world.runner():
+        await world.ended(await world.one())
+        for step in (-2 * HOUR, 3 * HOUR, -HOUR):
+            ahead = await world.ahead_s()
+            waiting = [await world.one(deadline_s=HOUR) for _ in range(5)]
+            await world.step(step)
+            waiting += [await world.one(deadline_s=HOUR) for _ in range(5)]
+            waiting.append(await world.one(model="flaky", deadline_s=HOUR))
+            for row in await world.ended(*waiting):
+                assert row["status"] == "succeeded"
+            await until(partial(is_near, world, ahead))
+
+
+async def is_near(world: World, ahead: float) -> bool:
+    return abs(await world.ahead_s() - ahead) < 1
+
+
+@both_ways
+async def test_times_are_shown_by_the_clock_however_far_the_stores_time_is_off(world: World, step: float) -> None:
+    await world.step(step)
+    now: datetime = await world.pool.fetchval("select clock_timestamp()")
+    job_id = await world.one(deadline_s=HOUR)
+    refused = (await world.submit(line(), {"no": "job"})).errors[0].id
+    owner = new_id()
+    for job in await world.store.claim(owner, 10):
+        back = GiveBack(delay_s=HOUR / 2, reason="cooldown", counts=False)
+        await world.store.conclude(
+            owner, [Ending(job_id=job.job_id, claims=job.claims, decision=back, outcome=None, attempts=0)]
+        )
+    assert not await world.store.claim(owner, 10)
+    assert refused is not None
+    for view in [
+        *await world.store.page(world.key_id, Filter(status=Status.QUEUED), after=None, limit=10),
+        await world.store.get(world.key_id, job_id),
+        await world.store.get(world.key_id, refused),
+    ]:
+        assert view is not None
+        shown = {
+            "created": (view.created_at, 0.0),
+            "deadline": (view.deadline_at, {job_id: HOUR, refused: 0.0}.get(view.job_id, world.settings.deadline_s)),
+            "not before": (view.not_before, 0.0 if view.job_id == refused else HOUR / 2),
+            "claimed": (view.claimed_at, 0.0),
+            "ended": (view.ended_at, 0.0),
+            "expires": (view.expires_at, world.settings.retention_s),
+        }
+        for name, (at, seconds) in shown.items():
+            if at is not None:
+                assert abs((at - now).total_seconds() - seconds) < 60, (name, at, now)
+    assert not await world.store.expire()
+    assert not await world.store.purge(10)
+    # An hour of the store's time later, by whatever clock.
+    await world.step(HOUR)
+    assert set(await world.store.expire()) == {job_id}
+    assert len(await world.store.claim(owner, 10)) == 1
+    await world.step(world.settings.retention_s)
+    assert await world.store.purge(10) == 2
+
+
 # ------------------------------------------------------------------ retention
 
 
@@ -557,14 +672,15 @@ async def test_the_hot_statements_read_no_more_rows_than_they_need(world: World)
     some = [uuid.UUID(int=0x01900000_0000_7000_8000_000000000000 + n) for n in range(1001, 1017)]
     low, high = uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1)
     page = (world.key_id, low, high)
+    known = tuple(await world.pool.fetchrow(statements.TIME, None, None) or ())
     cases: list[tuple[str, tuple[Any, ...]]] = [
-        (statements.CLAIM, (new_id(), 16, [])),
+        (statements.CLAIM, (new_id(), 16, [], *known)),
         (statements.INTEND, (new_id(), some, [1] * 16, [1] * 16)),
         (statements.STORE_RESULT, (new_id(), some, [1] * 16, [1] * 16, ["{}"] * 16, [200] * 16)),
         (statements.CANCEL_REQUESTS, (new_id(),)),
         (statements.ENDED, (some,)),
-        (statements.EXPIRE, (16, 1.0)),
-        (statements.PURGE, (16,)),
+        (statements.EXPIRE, (16, 1.0, *known)),
+        (statements.PURGE, (16, *known)),
         (statements.OWNERS, (new_id(),)),
         (statements.HELD, (new_id(), [], 16)),
         (statements.GET, (some[0], world.key_id)),

@@ -1,8 +1,9 @@
 -- Take queued jobs that are due, interactive ones first, the models in turn: a large submission for one model does not
 -- stand before the others. Nobody else can take them: rows that another claim holds are skipped, and only a queued row
 -- is taken. Reads the heads of each model's queue, whatever its length.
--- $1: this process's incarnation, $2: how many at most, $3: models that are not to be taken from.
-with recursive clock as materialized (select clock_timestamp() as now),
+-- $1: this process's incarnation, $2: how many at most, $3: models that are not to be taken from,
+-- $4 and $5: see content.time_v1.
+with recursive clock as materialized (select now, wall from content.time_v1($4, $5)),
 model as (
     (select model from content.job where status = 'queued' order by model limit 1)
     union all
@@ -36,7 +37,7 @@ picked as materialized (
     for update of job skip locked
 )
 update content.job as job
-set status = 'running', owner = $1, claims = job.claims + 1, claimed_at = clock.now, intent_attempt = null,
+set status = 'running', owner = $1, claims = job.claims + 1, claimed_at = clock.wall, intent_attempt = null,
     wait_reason = null
 from clock, picked
 where job.job_id = picked.job_id

@@ -1,6 +1,7 @@
 -- Persist jobs, and refused lines as failed ones. Repeating it with the same ids changes nothing, so a lost
 -- acknowledgement is answered by sending it again.
--- $1..$16: one array per column, $17: retention in seconds, for refused lines.
+-- $1..$16: one array per column, $17: retention in seconds, for refused lines,
+-- $18 and $19: see content.time_v1.
 insert into content.job (
     job_id, key_id, submission_id, line, custom_id, url, model, session_id, klass, body, options, attempts_allowed,
     status, created_at, not_before, deadline_at, error_code, error_message, error_param, ended_at, expires_at
@@ -9,9 +10,9 @@ select
     n.job_id, n.key_id, n.submission_id, n.line, n.custom_id, n.url, n.model, n.session_id, n.klass, n.body, n.options,
     n.attempts_allowed,
     case when n.error_code is null then 'queued' else 'failed' end,
-    clock.now, clock.now, clock.now + make_interval(secs => n.deadline_s),
+    clock.wall, clock.now, clock.now + make_interval(secs => n.deadline_s),
     n.error_code, n.error_message, n.error_param,
-    case when n.error_code is not null then clock.now end,
+    case when n.error_code is not null then clock.wall end,
     case when n.error_code is not null then clock.now + make_interval(secs => $17::float8) end
 from
     unnest(
@@ -21,5 +22,5 @@ from
         job_id, key_id, submission_id, line, custom_id, url, model, session_id, klass, body, options, attempts_allowed,
         deadline_s, error_code, error_message, error_param
     ),
-    (select clock_timestamp() as now) as clock
+    content.time_v1($18, $19) as clock
 on conflict (job_id) do nothing

@@ -1,10 +1,10 @@
 -- Forget idempotency keys past their own retention, a few at a time.
--- $1: how many at most.
+-- $1: how many at most, $2 and $3: see content.time_v1.
 delete from content.submission
 where submission_id in (
     select submission_id
     from content.submission
-    where expires_at <= (select clock_timestamp())
+    where expires_at <= (select now from content.time_v1($2, $3))
     order by expires_at
     limit $1::int
     for update skip locked
