@@ -185,6 +185,7 @@ class Watch:
                     passed_over
                     and other.klass is ticket.klass
                     and after.owners.get(other.owner, 0) > now
+                    and other.queue_deadline > now
                     and not _floored(after, other, now)
                     and (other.group, other.model) not in after.allowances
                 ):

@@ -592,10 +592,9 @@ begin
                              when v_free <= 0 and v_quarantined > 0 and g.ramp is null and g.concurrency > v_active
                                   then 'quarantine'
                              when v_free > 0 and a_room[array_position(a_model, e.model)] <= 0 then 'model_capacity'
-                             when v_free > 0 and v_limited
-                              and (a_requests[array_position(a_model, e.model)] < 1 or a_requests[m0] < 1
-                                   or a_tokens[array_position(a_model, e.model)] < e.tokens or a_tokens[m0] < e.tokens)
-                                  then 'rate'
+                             when v_free > 0 and num_nonnulls(
+                                      a_requests[array_position(a_model, e.model)], a_requests[m0],
+                                      a_tokens[array_position(a_model, e.model)], a_tokens[m0]) > 0 then 'rate'
                              else 'capacity' end end,
                    case when e.verdict in ('cooldown', 'provider_unavailable') then e.wait
                         when e.verdict = 'store_closed'
