@@ -108,7 +108,11 @@ class Store:
                 [None if fence is None else fence.number for fence in fences],
                 *self._time_known(),
             )
-        return [TicketRow(*row) for row in rows]
+        found = [TicketRow(*row) for row in rows]
+        for row in found:
+            if row.answer == "time" and row.granted_at is not None and row.number is not None:
+                self._tell_time(row.granted_at, row.number)
+        return [row for row in found if row.answer != "time"]
 
     async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
         """Confirms what other processes granted, reads the positions of the rest, and tells which were let go."""
@@ -196,9 +200,7 @@ class Store:
             self._drop(self._heartbeat)
             self._heartbeat = None
             raise StoreUnavailable from error
-        if self._told_time is not None and row["steps"] != self._steps:
-            log.warning("admission.clock_stepped", steps=row["steps"] - self._steps)
-        self._told_time, self._told_at, self._steps = row["clock"], time.monotonic(), row["steps"]
+        self._tell_time(row["clock"], row["steps"])
         return None if row["lives_ms"] is None else row["lives_ms"] / 1000
 
     async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
@@ -288,9 +290,14 @@ class Store:
         # What was cut needs one turn of the loop to close its socket.
         await asyncio.sleep(0)
 
-    def _time_known(self) -> tuple[datetime | None, int, int]:
-        """The store's time as told last, the milliseconds since, and how many it may seem ahead: see keep_time_v1."""
-        return self._told_time, _ms(time.monotonic() - self._told_at), _ms(self._settings.statement_s + 1)
+    def _time_known(self) -> tuple[datetime | None, int, int, int]:
+        """The store's time as told last, by how many steps, the milliseconds since, and how many it may seem ahead."""
+        return self._told_time, self._steps, _ms(_steady() - self._told_at), _ms(self._settings.statement_s + 1)
+
+    def _tell_time(self, told: datetime, steps: int) -> None:
+        if self._told_time is not None and steps != self._steps:
+            log.warning("admission.clock_stepped", steps=steps - self._steps)
+        self._told_time, self._told_at, self._steps = told, _steady(), steps
 
     def _verdict(self, settlement: Settlement) -> Verdict:
         """A rate limit for longer than anybody should wait leaves the route out instead."""
@@ -393,6 +400,11 @@ def _told(settlements: Sequence[Settlement], *, judged: bool) -> Iterator[list[i
     yield [s.requests_left for s in settlements]
     yield [s.tokens_left for s in settlements]
     yield [0 if s.told_at is None else _ms(max(now - s.told_at, 0.0)) for s in settlements]
+
+
+def _steady() -> float:
+    """Seconds of a clock that nobody sets and that goes on while the host sleeps, where there is one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _ms(seconds: float) -> int:

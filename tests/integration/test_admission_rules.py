@@ -239,7 +239,7 @@ async def test_what_a_grant_costs_does_not_depend_on_how_many_wait(database_url)
             )
             await w.db.execute("analyze control.ticket")
             await one.settle(ended(held))
-            none = ", ".join(["'{}'"] * 19 + ["null"] * 3)
+            none = ", ".join(["'{}'"] * 19 + ["null"] * 4)
             async with w.db.transaction():
                 # As the store's connections are set.
                 for setting in ("enable_seqscan = off", "plan_cache_mode = force_generic_plan", "jit = off"):
@@ -704,6 +704,22 @@ async def test_a_leap_that_a_process_has_seen_is_made_up_for_before_anything_is_
         assert await one.answer(wanted()) == "queued"
         assert (await w.ticket(held.ticket_id))["state"] == "quarantined"
         assert before < await w.now() < before + 60 * SECOND
+
+
+async def test_who_knows_another_time_learns_from_what_was_made_up_for_since(database_url):
+    async with world(database_url) as w:
+        one = await w.process()
+        await one.store.renew(one.owner, one.process, first=False)
+        await leap(w)
+        late = await w.process()  # it begins between the step and its correction, and is told the wrong time
+        before = await w.db.fetchval("select ahead from control.store")
+        await one.advance()
+        mended = await w.db.fetchval("select ahead from control.store")
+        assert before - mended > 3500 * SECOND
+        for process in (late, one, late, one):
+            await process.advance()
+            await process.store.renew(process.owner, process.process, first=False)
+        assert abs(await w.db.fetchval("select ahead from control.store") - mended) < SECOND
 
 
 async def test_the_day_is_that_of_the_grant_in_the_declared_zone_whatever_comes_after(database_url):

@@ -6,18 +6,21 @@ language sql volatile as $$ select clock_timestamp() + s.ahead from control.stor
 
 -- Holds the store's time against what a process knows: what it was told last, and how long ago that was by its own
 -- steady clock. Where the server's clock was set meanwhile, the offset takes the step up, so that time neither returns,
--- nor stands still, nor leaps. Whoever comes second finds nothing to do. A message that was long on its way looks like a
--- step forward, so only one of more than p_forward_ms is believed; less than that isolation has to cover.
+-- nor stands still, nor leaps. Only who has been told of all steps so far is believed: another would undo them. A message
+-- that was long on its way looks like a step forward, so only one of more than p_forward_ms is believed; less than that
+-- isolation has to cover.
 create or replace function control.keep_time_v1(
-    p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint, p_at timestamptz default clock_timestamp()
+    p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint,
+    p_at timestamptz default clock_timestamp()
 ) returns void
 language plpgsql as $$
 declare
     v_expected constant timestamptz := p_clock + p_elapsed_ms * interval '1 ms';
 begin
-    if control.is_off_v1((select p_at + s.ahead from control.store s) - v_expected, p_forward_ms) then
+    if control.is_off_v1((select p_at + s.ahead from control.store s where s.steps = p_steps) - v_expected,
+                         p_forward_ms) then
         update control.store s set ahead = v_expected - p_at, steps = s.steps + 1
-         where control.is_off_v1(p_at + s.ahead - v_expected, p_forward_ms);
+         where s.steps = p_steps and control.is_off_v1(p_at + s.ahead - v_expected, p_forward_ms);
     end if;
 end $$;
 

@@ -7,15 +7,15 @@
 --   granted | queued
 --   ended | duplicate_debit | lapsed | owner_fence | deadline_exceeded | provider_unavailable | too_large | cooldown |
 --   queue_full | store_closed | moved (its endpoint belongs to the group that is answered)
--- and the rows "notify" (another owner's ticket was granted: tell it after the commit) and "next" (milliseconds until
--- the next event that time alone brings about).
+-- and the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
+-- next event that time alone brings about) and "time" (as it is by the steps in `number`: what the asker knew is stale).
 
 create or replace function control.acquire_v2(
     p_group text, p_owner uuid, p_grant_ttl_ms integer, p_hold_ms bigint, p_zone text,
     p_ticket uuid[], p_endpoint text[], p_class smallint[], p_model text[], p_credential text[], p_key uuid[],
     p_debit text[], p_attempt integer[], p_tokens bigint[], p_place bigint[], p_execution_ms bigint[],
     p_isolation_ms bigint[], p_queue_ms bigint[], p_caller_ms bigint[], p_waits boolean[], p_intent text[],
-    p_scope text[], p_run text[], p_fence bigint[], p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint
+    p_scope text[], p_run text[], p_fence bigint[], p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint
 ) returns table (
     ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
@@ -34,6 +34,7 @@ declare
     -- Before the wait for the lock.
     v_entered constant timestamptz := clock_timestamp();
     v_off boolean;
+    v_stale boolean;
     v_now timestamptz;
     v_ahead interval;
     v_day date;
@@ -97,7 +98,9 @@ begin
     end if;
     -- One look, at the time, the slots and what is known of these tickets: a statement costs more than what it reads.
     select c.now, c.ahead, c.closed, c.other_timeline, c.day,
-           control.is_off_v1(v_entered + c.ahead - (p_clock + p_elapsed_ms * interval '1 ms'), p_forward_ms), o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
+           c.steps = p_steps
+               and control.is_off_v1(v_entered + c.ahead - (p_clock + p_elapsed_ms * interval '1 ms'), p_forward_ms),
+           c.steps <> p_steps, o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
            exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
            exists (select from control.floor f where f.group_id = p_group and f.until > c.now),
            exists (select from control.allowance a where a.group_id = p_group),
@@ -112,9 +115,9 @@ begin
                          where q.key_id = e.key_id and q.debit_id = e.debit_id and q.state = 'quarantined'
                          limit 1) is null)
                  from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt))
-      into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_off, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
+      into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_off, v_stale, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
            v_waits, v_floors, v_limited, v_unheard_of
-      from (select x.raw + s.ahead as now, s.ahead, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
+      from (select x.raw + s.ahead as now, s.ahead, s.steps, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
                    s.timeline <> left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) as other_timeline,
                    (x.raw at time zone p_zone)::date as day
               from control.store s, (select clock_timestamp() as raw offset 0) x offset 0) c
@@ -129,12 +132,19 @@ begin
                                 or (t.state <> 'quarantined' and t.owner_id <> all (o.fresh))), false) as due
           from control.ticket t where t.group_id = p_group and t.state <> 'queued') t;
     if v_off then
-        perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms, v_entered);
+        perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
         return query select * from control.acquire_v2(
             p_group, p_owner, p_grant_ttl_ms, p_hold_ms, p_zone, p_ticket, p_endpoint, p_class, p_model, p_credential, p_key,
             p_debit, p_attempt, p_tokens, p_place, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_waits,
-            p_intent, p_scope, p_run, p_fence, null, null, null);
+            p_intent, p_scope, p_run, p_fence, p_clock, p_steps, p_elapsed_ms, p_forward_ms);
         return;
+    end if;
+    if v_stale then
+        -- Another process has made up for a step since: what this one knows of the time is no use any more.
+        return query select null::uuid, 'time', null::uuid, p_group, s.steps, null::bigint, null::boolean, null::boolean,
+                            clock_timestamp() + s.ahead, null::date, null::bigint, null::integer, null::text,
+                            null::bigint, null::bigint
+                       from control.store s;
     end if;
     if v_other_timeline then
         v_closed := true;

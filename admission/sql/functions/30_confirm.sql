@@ -5,7 +5,7 @@
 
 create or replace function control.rescan_v2(
     p_owner uuid, p_ticket uuid[], p_group text[], p_credential text[], p_model text[], p_key uuid[], p_scope text[],
-    p_run text[], p_fence bigint[], p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint
+    p_run text[], p_fence bigint[], p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint
 ) returns table (
     ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
@@ -20,7 +20,7 @@ as $$
 declare
     v_now timestamptz;
 begin
-    perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms);
+    perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms);
     v_now := control.now_v1();
     -- "Is not distinct from" no index can answer: that of an owner would bring all the tickets it has.
     if control.owner_is_fresh_v1(p_owner, v_now) then

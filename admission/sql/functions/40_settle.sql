@@ -7,7 +7,7 @@ create or replace function control.settle_v2(
     p_judged boolean, p_shard smallint,
     p_ticket uuid[], p_ending text[], p_verdict text[], p_generation bigint[], p_retry_after_ms bigint[],
     p_account_wide boolean[], p_used bigint[], p_requests_left bigint[], p_tokens_left bigint[], p_told_ms bigint[],
-    p_quarantine_ms bigint[], p_state text[], p_record text[], p_unavailable_ms bigint, p_clock timestamptz,
+    p_quarantine_ms bigint[], p_state text[], p_record text[], p_unavailable_ms bigint, p_clock timestamptz, p_steps bigint,
     p_elapsed_ms bigint, p_forward_ms bigint
 ) returns table (ticket_id uuid, applied boolean, counters text, group_id text, waiters boolean)
 language plpgsql
@@ -74,7 +74,7 @@ begin
         end if;
     end if;
 
-    perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms, v_entered);
+    perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
     v_now := control.now_v1();
     with element as (
         select * from unnest(p_ticket, p_ending, p_quarantine_ms) as e (ticket_id, ending, quarantine_ms)

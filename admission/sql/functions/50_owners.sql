@@ -7,7 +7,7 @@
 
 create or replace function control.renew_v2(
     p_owner uuid, p_process uuid, p_ttl_ms integer, p_first boolean, p_host text, p_pid integer, p_hold_ms bigint,
-    p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint
+    p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint
 )
 returns table (lives_ms bigint, clock timestamptz, steps bigint)
 language plpgsql as $$
@@ -26,7 +26,7 @@ begin
                                    else clock_timestamp() + s.ahead + p_hold_ms * interval '1 ms' end
          where s.system_identifier is distinct from v_system;
     end if;
-    perform control.keep_time_v1(p_clock, p_elapsed_ms, p_forward_ms);
+    perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms);
     v_now := control.now_v1();
     if p_first then
         -- Nobody was heard of: it may have been the store that was away, so nobody is declared dead for one TTL more.
