@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import enum
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -41,6 +42,9 @@ log = structlog.get_logger(__name__)
 
 #: Writes of one statement.
 _MOST_WRITES = 128
+#: How long at most a model is left alone that is refused again and again, where one hold is not longer.
+_LONGEST_HOLD_S = 2.0
+_MOST_DOUBLINGS = 10
 #: Rows of one round of recovery or deletion.
 _MOST_ROWS = 200
 #: Seconds before a loop that failed goes on.
@@ -134,6 +138,7 @@ class _Run:
             allowed = False
         if allowed:
             self.attempt = attempt
+            self._runner.goes_on(self.job.model)
             return
         self.cause = self.cause or _Cause.NOT_ALLOWED
         raise asyncio.CancelledError
@@ -187,8 +192,11 @@ class Runner:
         )
         #: By job and claim: a process that was thought dead may come to hold a job a second time.
         self._running: dict[tuple[uuid.UUID, int], _Run] = {}
-        #: Models that this process leaves alone, and until when.
+        #: Models that this process leaves alone, until when, and how often in a row it has come to that.
         self._held: dict[str, float] = {}
+        self._refused: Counter[str] = Counter()
+        #: How many jobs to claim at once: one where the last were refused, and then twice as many each time.
+        self._step = settings.concurrency
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
@@ -281,10 +289,11 @@ class Runner:
             self._wake.clear()
             now = asyncio.get_running_loop().time()
             self._held = {model: until for model, until in self._held.items() if until > now}
-            claimed = await self._store.claim(self._owner, free, self._held.keys())
+            claimed = await self._store.claim(self._owner, min(free, self._step), self._held.keys())
             for job in claimed:
                 self._start(job)
             if claimed:
+                self._step = min(2 * self._step, self._settings.concurrency)
                 pause = self._settings.poll_shortest_s
                 # Ended jobs make room in this turn of the loop, and one claim then takes for all of them.
                 await asyncio.sleep(0)
@@ -293,6 +302,22 @@ class Runner:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), max(min(pause, sooner), 0.01))
             pause = min(pause * 2, self._settings.poll_longest_s)
+
+    def _hold(self, model_name: str, hold_s: float) -> None:
+        """Leaves a model alone that was refused a place: longer each time in a row, until one of its jobs goes on."""
+        until = asyncio.get_running_loop().time() + min(
+            hold_s * 2 ** min(self._refused[model_name], _MOST_DOUBLINGS), max(hold_s, _LONGEST_HOLD_S)
+        )
+        if self._held.get(model_name, 0.0) < asyncio.get_running_loop().time():
+            self._refused[model_name] += 1
+        self._held[model_name] = max(until, self._held.get(model_name, until))
+        self._step = 1
+
+    def goes_on(self, model_name: str) -> None:
+        """A job of this model has got its slot: there is a place in the queue again."""
+        if self._refused.pop(model_name, 0):
+            self._held.pop(model_name, None)
+            self._wake.set()
 
     def _start(self, job: Claimed) -> None:
         run = _Run(self, job)
@@ -404,8 +429,7 @@ class Runner:
             answer=None if run.stored else run.answer,
         )
         if isinstance(decision, GiveBack) and decision.hold_s > 0:
-            until = asyncio.get_running_loop().time() + decision.hold_s
-            self._held[job.model] = max(until, self._held.get(job.model, until))
+            self._hold(job.model, decision.hold_s)
         try:
             status = await self._endings.submit(ending)
         except Rejected:
