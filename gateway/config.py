@@ -82,8 +82,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 # ------------------------------------------------------------------ the shape of the file
 
-_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
-_NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+#: Seconds. Past this a time means nothing, and neither the clocks nor the database can add it to now.
+_LONGEST_S: Final = 10_000_000.0
+_Positive = Annotated[float, pydantic.Field(gt=0, le=_LONGEST_S, allow_inf_nan=False)]
+_NotNegative = Annotated[float, pydantic.Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
 _Name = Annotated[str, pydantic.Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
 
 
@@ -324,7 +326,7 @@ class _Resolved:
         parsed, environ = self._parsed, self._environ
         providers = {name: self._provider(name, given) for name, given in parsed.providers.items()}
         models = self._models(providers)
-        providers, groups = self._grouped(providers)
+        providers, groups = self._grouped(providers, models)
         prices = dict(self._prices())
         jobs = self._jobs()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
@@ -460,14 +462,19 @@ class _Resolved:
                 targets.setdefault(name, []).append(Target(provider=provider.id, model=name))
         return {name: Model(name=name, targets=tuple(places), primary=len(places)) for name, places in targets.items()}
 
-    def _grouped(self, providers: Mapping[str, Provider]) -> tuple[dict[str, Provider], dict[str, GroupSettings]]:
+    def _grouped(
+        self, providers: Mapping[str, Provider], models: Mapping[str, Model]
+    ) -> tuple[dict[str, Provider], dict[str, GroupSettings]]:
         """
         Which group each provider competes in, and the limits of each group. One endpoint is one group, unless a group
         takes in several endpoints, or a provider is put into one by name.
         """
         origins = {provider.origin for provider in providers.values()}
         named = {name: self._group_name(name) for name in self._parsed.groups}
-        given = {named[name]: group for name, group in self._parsed.groups.items()}
+        given: dict[str, _Group] = {}
+        for name, group in self._parsed.groups.items():
+            if given.setdefault(named[name], group) is not group:
+                self._wrong(f"groups.{name}", f"is the group {named[name]!r}, which has a table already")
         taken: dict[str, str] = {}
         for name, group in self._parsed.groups.items():
             for place, endpoint in enumerate(group.endpoints):
@@ -491,6 +498,19 @@ class _Resolved:
             # A provider whose URL lacks a variable has no endpoint yet.
             if "{" not in provider.origin:
                 members.setdefault(provider.group, []).append(provider.capacity_key)
+        for provider in placed.values():
+            if "://" in provider.group and "{" not in provider.group and provider.group not in origins:
+                self._wrong(f"providers.{provider.id}.group", "no provider has this endpoint")
+        upstream = {
+            (placed[t.provider].group, t.model) for m in models.values() for t in m.targets if t.provider in placed
+        }
+        upstream |= {(provider.group, name) for provider in placed.values() for name in provider.models}
+        for name, group in self._parsed.groups.items():
+            for limited in group.models:
+                if (named[name], limited) not in upstream:
+                    self._wrong(
+                        f"groups.{name}.models.{limited}", "no provider of the group has an upstream model so named"
+                    )
         used = {provider.group for provider in placed.values()}
         for name, group_name in named.items():
             if group_name not in used:

@@ -850,7 +850,7 @@ _TIME: Final = [
         28,
         "the host's clock is believed",
         STORE,
-        "_ms(time.monotonic() - self._told_at),",
+        "_ms(_steady() - self._told_at),",
         "_ms(time.time() - self._told_at),",
         _rules("a_step_back_of_the_servers_clock_is_made_up_for_once"),
     ),

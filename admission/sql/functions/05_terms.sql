@@ -65,7 +65,7 @@ $$;
 create or replace function control.expected_ms_v1(g control.capacity_group, p_before integer, p_now timestamptz)
 returns bigint
 language sql immutable as $$
-    select case when g.served >= 3 and p_now > g.served_since and p_now < g.served_since + interval '180 s'
+    select case when g.served >= 3 and g.concurrency > 0 and p_now > g.served_since and p_now < g.served_since + interval '180 s'
                 then ((p_before + 1) * extract(epoch from p_now - g.served_since) * 1000 / g.served)::bigint end
 $$;
 

@@ -614,7 +614,11 @@ begin
                                 case when g.breaker = 'open' then g.cooldown_until end,
                                 case when v_floors then control.floor_until_v1(p_group, e.credential, e.model, null,
                                                                                v_now) end) - v_now) * 1000)::bigint end,
-                   case when e.verdict = 'queue_full' then control.expected_ms_v1(g, g.waiting, v_now) end
+                   case when e.verdict = 'queue_full' then greatest(
+                            control.expected_ms_v1(g, g.waiting, v_now),
+                            case when v_active = 0 and v_quarantined > 0 then (
+                                select (extract(epoch from min(q.quarantined_until) - v_now) * 1000)::bigint
+                                  from control.ticket q where q.group_id = p_group and q.state = 'quarantined') end) end
               from unnest(p_ticket, p_endpoint, p_model, p_credential, p_tokens, p_execution_ms, p_isolation_ms,
                           p_caller_ms, v_verdict, v_state, v_number, v_wait)
                    as e (ticket_id, endpoint, model, credential, tokens, execution_ms, isolation_ms, caller_ms, verdict,

@@ -50,7 +50,8 @@ begin
                    or exists (select from control.allowance a where a.group_id = t.group_id and a.model in ('', t.model)),
                t.granted_at, t.day, (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint,
                a.ahead, w.reason, (extract(epoch from w.until - v_now) * 1000)::bigint,
-               control.expected_ms_v1(g, a.ahead, v_now)
+               greatest(control.expected_ms_v1(g, a.ahead, v_now),
+                        (extract(epoch from w.until - v_now) * 1000)::bigint)
           from control.ticket t
           join control.capacity_group g on g.group_id = t.group_id
           left join lateral (select control.ahead_v2(t.group_id, t.class, t.number) as ahead
