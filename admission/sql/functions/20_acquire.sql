@@ -618,7 +618,7 @@ begin
                             control.expected_ms_v1(g, g.waiting, v_now),
                             case when v_active = 0 and v_quarantined > 0 then (
                                 select (extract(epoch from min(q.quarantined_until) - v_now) * 1000)::bigint
-                                  from control.ticket q where q.group_id = p_group and q.state = 'quarantined') end) end
+                                  from control.ticket q where q.group_id = p_group and q.state <> 'queued') end) end
               from unnest(p_ticket, p_endpoint, p_model, p_credential, p_tokens, p_execution_ms, p_isolation_ms,
                           p_caller_ms, v_verdict, v_state, v_number, v_wait)
                    as e (ticket_id, endpoint, model, credential, tokens, execution_ms, isolation_ms, caller_ms, verdict,
