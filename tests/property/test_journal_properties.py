@@ -104,13 +104,14 @@ class World:
         seen: set[str] = set()
         found: set[bytes] = set()
         left: set[bytes] = set()
+        gone = set(self.gone)
         while (adopted := await journal.adopt(seen)) is not None:
             seen.add(adopted.name)
             assert adopted.pending or adopted.torn
             found |= set(adopted.pending.values())
             if self.orderly:
                 assert not adopted.torn
-                assert not found & self.gone
+                assert not set(adopted.pending.values()) & gone
             done = [number for number in adopted.pending if chance.random() < 0.7]
             self.gone |= {adopted.pending[number] for number in done}
             await adopted.acknowledge(done)
