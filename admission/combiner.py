@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import structlog
 
@@ -20,6 +20,9 @@ log: Final = structlog.get_logger("admission")
 
 E = TypeVar("E")
 R = TypeVar("R")
+
+#: An element, who is told, and whether of its result too or of a failure only.
+_Pending: TypeAlias = tuple[E, asyncio.Future[Any], bool]
 
 #: Elements in one statement. Past this the database does not get faster, and one slow batch delays the rest.
 BATCH = 128
@@ -36,20 +39,27 @@ class Lane(Generic[E, R]):
     def __init__(self, send: Callable[[Sequence[E]], Awaitable[Sequence[R]]], *, batch: int = BATCH) -> None:
         self._send = send
         self._batch = batch
-        self._pending: deque[tuple[E, asyncio.Future[R]]] = deque()
+        self._pending: deque[_Pending[E]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def submit(self, element: E) -> asyncio.Future[R]:
-        """Sends the element with the next statement. The future always ends; it may be dropped."""
+        """Sends the element with the next statement. The future always ends; it may be dropped or cancelled."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        self._pending.append((element, future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
+        self._put((element, future, True))
         return future
+
+    def entrust(self, element: E, answer: asyncio.Future[Any]) -> None:
+        """Sends the element with the next statement. `send` gives the answer itself; here it is told of a failure only."""
+        self._put((element, answer, False))
 
     def post(self, element: E) -> None:
         """Sends the element with the next statement, with nobody to tell but the log."""
         self.submit(element).add_done_callback(_told)
+
+    def _put(self, pending: _Pending[E]) -> None:
+        self._pending.append(pending)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
 
     async def drain(self) -> None:
         """Waits until nothing is pending or in flight."""
@@ -61,9 +71,9 @@ class Lane(Generic[E, R]):
             batch = [self._pending.popleft() for _ in range(min(len(self._pending), self._batch))]
             await self._deliver(batch)
 
-    async def _deliver(self, batch: list[tuple[E, asyncio.Future[R]]]) -> None:
+    async def _deliver(self, batch: list[_Pending[E]]) -> None:
         try:
-            results = await self._send([element for element, _ in batch])
+            results = await self._send([element for element, _, _ in batch])
         except Rejected as rejected:
             if len(batch) > 1:
                 middle = len(batch) // 2
@@ -76,8 +86,8 @@ class Lane(Generic[E, R]):
             if not isinstance(error, Exception):
                 raise
         else:
-            for (_, future), result in zip(batch, results, strict=True):
-                if not future.done():
+            for (_, future, heard), result in zip(batch, results, strict=True):
+                if heard and not future.done():
                     future.set_result(result)
 
 
@@ -87,11 +97,12 @@ def _told(future: asyncio.Future[R]) -> None:
         log.error("admission.unheard_fault", exc_info=error)
 
 
-def _fail(batch: list[tuple[E, asyncio.Future[R]]], error: BaseException) -> None:
-    for _, future in batch:
+def _fail(batch: list[_Pending[E]], error: BaseException) -> None:
+    for _, future, heard in batch:
         if not future.done():
             if isinstance(error, asyncio.CancelledError):
-                future.cancel()
+                if heard:
+                    future.cancel()
             else:
                 future.set_exception(error)
                 # A dropped future must not be reported as never retrieved.

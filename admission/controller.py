@@ -91,11 +91,6 @@ class _Ticket:
         self.waits = False
         self.seen: Waiting | None = None
 
-    def asked(self, sent: asyncio.Future[None]) -> None:
-        """The statement was sent, or failed in a way nobody foresaw: then whoever waits hears of it at once."""
-        if not self.answer.done() and not sent.cancelled() and (error := sent.exception()) is not None:
-            self.answer.set_exception(error)
-
 
 class Controller:
     """One per process. Open it with `opened`."""
@@ -156,7 +151,7 @@ class Controller:
         ticket = _Ticket(demand, observer)
         ticket.group = self._moved.get(demand.endpoint, demand.group)
         self._tickets[demand.ticket_id] = ticket
-        self._lane(ticket.group).submit(ticket).add_done_callback(ticket.asked)
+        self._lane(ticket.group).entrust(ticket, ticket.answer)
         answer: Lease | Refusal | None = None
         try:
             async with asyncio.timeout(max(patience, 0)):
@@ -308,7 +303,7 @@ class Controller:
             _answer(ticket, Refusal(reason=RefusalReason.STORE_UNAVAILABLE, group=ticket.group, retry_after_s=1.0))
             return
         self._moved[ticket.demand.endpoint] = ticket.group = row.group_id
-        self._lane(row.group_id).submit(ticket).add_done_callback(ticket.asked)
+        self._lane(row.group_id).entrust(ticket, ticket.answer)
 
     def _deliver(self, ticket: _Ticket, row: TicketRow, sent: float) -> None:
         demand = ticket.demand
@@ -397,7 +392,7 @@ class Controller:
         return rows
 
     async def _settled(self, row: asyncio.Future[SettledRow]) -> Settled:
-        found = await asyncio.shield(row)
+        found = await row
         return Settled(applied=found.applied, counters=None if found.counters is None else found.counters.encode())
 
     async def _decide(self, batch: Sequence[Lease]) -> list[None]:

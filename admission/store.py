@@ -18,7 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 import msgspec
@@ -29,6 +29,8 @@ from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 
 log: Final = structlog.get_logger("admission")
+
+T = TypeVar("T")
 
 CHANNEL: Final = "tollbridge_grants"
 
@@ -78,7 +80,6 @@ class Store:
         settings = self._settings
         if any(b"\\u0000" in d.intent for d, _ in demands):
             raise Rejected("22P05")
-        fences = [d.fence for d, _ in demands]
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("acquire"),
@@ -96,16 +97,16 @@ class Store:
                 [d.debit_id for d, _ in demands],
                 [d.attempt for d, _ in demands],
                 [d.tokens for d, _ in demands],
-                [d.place for d, _ in demands],
+                _unless_none([d.place for d, _ in demands]),
                 [_ms(d.execution_limit_s) for d, _ in demands],
                 [_ms(d.isolation_s) for d, _ in demands],
                 [_ms(max(d.queue_timeout_s - waited, 0)) for d, waited in demands],
-                [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands],
+                _unless_none(
+                    [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands]
+                ),
                 [d.waits_for_cooldown for d, _ in demands],
                 [d.intent.decode() for d, _ in demands],
-                [None if fence is None else fence.scope_id for fence in fences],
-                [None if fence is None else fence.run_id for fence in fences],
-                [None if fence is None else fence.number for fence in fences],
+                *_fences([d.fence for d, _ in demands]),
                 *self._time_known(),
             )
         found = [TicketRow(*row) for row in rows]
@@ -116,7 +117,6 @@ class Store:
 
     async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
         """Confirms what other processes granted, reads the positions of the rest, and tells which were let go."""
-        fences = [demand.fence for demand in demands]
         async with self._connection() as connection:
             rows = await connection.fetch(
                 _sql("rescan"),
@@ -126,9 +126,7 @@ class Store:
                 [demand.credential for demand in demands],
                 [demand.model for demand in demands],
                 [demand.key_id for demand in demands],
-                [None if fence is None else fence.scope_id for fence in fences],
-                [None if fence is None else fence.run_id for fence in fences],
-                [None if fence is None else fence.number for fence in fences],
+                *_fences([demand.fence for demand in demands]),
                 *self._time_known(),
             )
         return [TicketRow(*row) for row in rows]
@@ -159,7 +157,9 @@ class Store:
                 [s.account_wide for s in settlements],
                 [s.used_tokens for s in settlements],
                 *_told(settlements, judged=judged),
-                [None if s.cancel_confirms_after_s is None else _ms(s.cancel_confirms_after_s) for s in settlements],
+                _unless_none(
+                    [None if s.cancel_confirms_after_s is None else _ms(s.cancel_confirms_after_s) for s in settlements]
+                ),
                 [s.state for s in settlements],
                 [s.record.decode() for s in settlements],
                 _ms(self._settings.unavailable_s),
@@ -400,6 +400,20 @@ def _told(settlements: Sequence[Settlement], *, judged: bool) -> Iterator[list[i
     yield [s.requests_left for s in settlements]
     yield [s.tokens_left for s in settlements]
     yield [0 if s.told_at is None else _ms(max(now - s.told_at, 0.0)) for s in settlements]
+
+
+def _unless_none(column: list[T | None]) -> list[T | None]:
+    """Empty where it says nothing: what an array does not have is null."""
+    return column if any(value is not None for value in column) else []
+
+
+def _fences(fences: Sequence[Fence | None]) -> Iterator[list[Any]]:
+    """Scopes, runs and numbers."""
+    if not any(fences):
+        fences = ()
+    yield [None if fence is None else fence.scope_id for fence in fences]
+    yield [None if fence is None else fence.run_id for fence in fences]
+    yield [None if fence is None else fence.number for fence in fences]
 
 
 def _steady() -> float:

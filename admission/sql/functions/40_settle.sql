@@ -39,24 +39,23 @@ begin
     -- ------------------------------------------------------------ the usual: all have ended, and none is judged
     if not p_judged and 'uncertain' <> all (p_ending) then
         with freed as (
-            delete from control.ticket t
-             where t.ticket_id = any (p_ticket) and t.state in ('active', 'quarantined')
-            returning t.ticket_id, t.group_id, t.key_id, t.debit_id, t.attempt, t.owner_id, t.granted_at, t.day, t.intent
-        ), element as (
-            select * from unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record)
+            delete from control.ticket t using unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record)
+             where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')
+            returning t.ticket_id, t.group_id, t.key_id, t.debit_id, t.attempt, t.owner_id, t.granted_at, t.day, t.intent,
+                      e.state, e.record
         ), opened as (
             insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
                                          settled_at)
-            select t.ticket_id, t.key_id, t.debit_id, t.attempt, t.group_id, t.owner_id, t.granted_at, t.day, e.state,
+            select t.ticket_id, t.key_id, t.debit_id, t.attempt, t.group_id, t.owner_id, t.granted_at, t.day, t.state,
                    clock_timestamp()
-              from freed t join element e on e.ticket_id = t.ticket_id
+              from freed t
             on conflict do nothing
             returning attempt.ticket_id
         )
-        select array_agg(row(t.ticket_id, 'open', e.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
-                             t.group_id, t.intent::jsonb || e.record::jsonb)::control.ledger_line)
+        select array_agg(row(t.ticket_id, 'open', t.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
+                             t.group_id, t.intent::jsonb || t.record::jsonb)::control.ledger_line)
           into v_lines
-          from freed t join element e on e.ticket_id = t.ticket_id join opened o on o.ticket_id = t.ticket_id;
+          from freed t where t.ticket_id in (select o.ticket_id from opened o);
         if cardinality(v_lines) = cardinality(p_ticket) then
             for i in 1 .. cardinality(v_lines) loop
                 if v_lines[i].group_id <> all (v_groups) then
@@ -67,9 +66,9 @@ begin
                 end if;
             end loop;
             return query
-                select l.ticket_id, true, r.counters::text, l.group_id, l.group_id = any (v_waiting)
-                  from unnest(v_lines) l
-                  left join control.record_v2(p_shard, v_lines) r on r.ticket_id = l.ticket_id;
+                select r.ticket_id, true, r.counters::text, l.group_id, l.group_id = any (v_waiting)
+                  from control.record_v2(p_shard, v_lines) r
+                  join unnest(v_lines) l on l.ticket_id = r.ticket_id;
             return;
         end if;
     end if;

@@ -54,50 +54,58 @@ begin
                output_total bigint, reasoning bigint, usd numeric, upper_bound_usd numeric, cost_reason text,
                price_version text, status text, ended text, error_class text, error_code text, http_status smallint,
                created_at timestamptz, queued_ms integer, first_byte_ms integer, total_ms integer)
+    ), line as materialized (
+        -- What the counters need of each, looked up once: by the counter it would be five times.
+        select l.ticket_id, l.day, l.day::text as day_name, l.key_id::text as key_name,
+               l.key_id || '/' || (l.facts ->> 'session_id') as session_name,
+               case when l.state = 'charged' then (l.facts ->> 'usd')::numeric else 0 end as charged_usd,
+               (l.was = 'open')::int as attempts,
+               (l.state = 'unknown')::int - (l.was = 'unknown')::int as unknown_attempts,
+               case when l.state = 'unknown' then coalesce((l.facts ->> 'upper_bound_usd')::numeric, 0)
+                    when l.was = 'unknown' then -coalesce((l.facts ->> 'was_upper_bound_usd')::numeric, 0)
+                    else 0 end as unknown_upper_bound_usd,
+               (l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
+                   - (l.was = 'unknown' and l.facts ->> 'was_upper_bound_usd' is null)::int as unbounded_attempts,
+               -- Tokens count as soon as they are told, whatever is known of their cost.
+               coalesce((l.facts ->> 'input_total')::bigint, 0)
+                   - coalesce((l.facts ->> 'was_input_total')::bigint, 0) as input_tokens,
+               coalesce((l.facts ->> 'output_total')::bigint, 0)
+                   - coalesce((l.facts ->> 'was_output_total')::bigint, 0) as output_tokens
+          from unnest(v_lines) l
     ), raised as (
-            insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
-                                              unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
-            select k.kind, k.name, p_shard,
-                   sum(case when l.state = 'charged' then (l.facts ->> 'usd')::numeric else 0 end),
-                   sum((l.was = 'open')::int),
-                   sum((l.state = 'unknown')::int - (l.was = 'unknown')::int),
-                   sum(case when l.state = 'unknown' then coalesce((l.facts ->> 'upper_bound_usd')::numeric, 0)
-                            when l.was = 'unknown' then -coalesce((l.facts ->> 'was_upper_bound_usd')::numeric, 0)
-                            else 0 end),
-                   sum((l.state = 'unknown' and l.facts ->> 'upper_bound_usd' is null)::int
-                       - (l.was = 'unknown' and l.facts ->> 'was_upper_bound_usd' is null)::int),
-                   -- Tokens count as soon as they are told, whatever is known of their cost.
-                   sum(coalesce((l.facts ->> 'input_total')::bigint, 0)
-                       - coalesce((l.facts ->> 'was_input_total')::bigint, 0)),
-                   sum(coalesce((l.facts ->> 'output_total')::bigint, 0)
-                       - coalesce((l.facts ->> 'was_output_total')::bigint, 0))
-              from unnest(v_lines) l
-              cross join lateral control.counters_of_v1(l) k
-             group by k.kind, k.name
-             order by k.kind, k.name
-            on conflict (kind, name, shard) do update
-               set charged_usd = c.charged_usd + excluded.charged_usd, attempts = c.attempts + excluded.attempts,
-                   unknown_attempts = c.unknown_attempts + excluded.unknown_attempts,
-                   unknown_upper_bound_usd = c.unknown_upper_bound_usd + excluded.unknown_upper_bound_usd,
-                   unbounded_attempts = c.unbounded_attempts + excluded.unbounded_attempts,
-                   input_tokens = c.input_tokens + excluded.input_tokens,
-                   output_tokens = c.output_tokens + excluded.output_tokens
-            returning c.kind, c.name, c.charged_usd
-        ), sums as materialized (
-            -- This shard as it is now, and the others.
-            select r.kind, r.name,
-                   (r.charged_usd + coalesce((select sum(c.charged_usd) from control.counter c
-                                               where c.kind = r.kind and c.name = r.name and c.shard <> p_shard), 0))::text
-                       as usd
-              from raised r where r.kind in ('total', 'day', 'session')
-        )
-        select l.ticket_id, jsonb_build_object(
-                   'day', l.day,
-                   'session_usd', (select s.usd from sums s
-                                    where s.kind = 'session' and s.name = l.key_id || '/' || (l.facts ->> 'session_id')),
-                   'day_usd', (select s.usd from sums s where s.kind = 'day' and s.name = l.day::text),
-                   'total_usd', (select s.usd from sums s where s.kind = 'total'))
-          from unnest(v_lines) l;
+        insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
+                                          unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
+        select k.kind, k.name, p_shard, sum(l.charged_usd), sum(l.attempts), sum(l.unknown_attempts),
+               sum(l.unknown_upper_bound_usd), sum(l.unbounded_attempts), sum(l.input_tokens), sum(l.output_tokens)
+          from line l
+         cross join lateral (
+            values ('total', ''), ('day', l.day_name), ('key', l.key_name), ('key_day', l.key_name || '/' || l.day_name),
+                   ('session', l.session_name)) as k (kind, name)
+         where k.name is not null
+         group by k.kind, k.name
+         order by k.kind, k.name
+        on conflict (kind, name, shard) do update
+           set charged_usd = c.charged_usd + excluded.charged_usd, attempts = c.attempts + excluded.attempts,
+               unknown_attempts = c.unknown_attempts + excluded.unknown_attempts,
+               unknown_upper_bound_usd = c.unknown_upper_bound_usd + excluded.unknown_upper_bound_usd,
+               unbounded_attempts = c.unbounded_attempts + excluded.unbounded_attempts,
+               input_tokens = c.input_tokens + excluded.input_tokens,
+               output_tokens = c.output_tokens + excluded.output_tokens
+        returning c.kind, c.name, c.charged_usd
+    ), sums as materialized (
+        -- This shard as it is now, and the others.
+        select r.kind, r.name,
+               (r.charged_usd + coalesce((select sum(c.charged_usd) from control.counter c
+                                           where c.kind = r.kind and c.name = r.name and c.shard <> p_shard), 0))::text
+                   as usd
+          from raised r where r.kind in ('total', 'day', 'session')
+    )
+    select l.ticket_id, jsonb_build_object(
+               'day', l.day,
+               'session_usd', (select s.usd from sums s where s.kind = 'session' and s.name = l.session_name),
+               'day_usd', (select s.usd from sums s where s.kind = 'day' and s.name = l.day_name),
+               'total_usd', (select s.usd from sums s where s.kind = 'total'))
+      from line l;
 end $$;
 
 -- Corrections with the facts that were written before under theirs, and what the counters hold of them. Apart from the
@@ -116,13 +124,4 @@ language sql stable as $$
            where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
            order by i.correction desc limit 1) b on true
      where l.key_id is not null
-$$;
-
--- The counters one line raises.
-create or replace function control.counters_of_v1(l control.ledger_line) returns table (kind text, name text)
-language sql immutable as $$
-    select * from (values ('total', ''), ('day', l.day::text), ('key', l.key_id::text),
-                          ('key_day', l.key_id || '/' || l.day),
-                          ('session', l.key_id || '/' || (l.facts ->> 'session_id'))) as k (kind, name)
-     where k.name is not null
 $$;
