@@ -49,7 +49,7 @@ class Lane(Generic[E, R]):
         return future
 
     def entrust(self, element: E, answer: asyncio.Future[Any]) -> None:
-        """Sends the element with the next statement. `send` gives the answer itself; here it is told of a failure only."""
+        """Sends the element with the next statement. `send` gives the answer itself; only a failure is told here."""
         self._put((element, answer, False))
 
     def post(self, element: E) -> None:

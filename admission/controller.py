@@ -84,12 +84,17 @@ class _Ticket:
         self.group = demand.group
         self.observer = observer
         self.asked_at = time.monotonic()
-        self.answer: asyncio.Future[Lease | Refusal] = asyncio.get_running_loop().create_future()
+        #: None: it came too late.
+        self.answer: asyncio.Future[Lease | Refusal | None] = asyncio.get_running_loop().create_future()
         self.acknowledged = False
         #: A statement with it was lost, and may commit late: it takes a tombstone to give the ticket up.
         self.unsure = False
         self.waits = False
         self.seen: Waiting | None = None
+
+    def give_up(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(None)
 
 
 class Controller:
@@ -152,27 +157,28 @@ class Controller:
         ticket.group = self._moved.get(demand.endpoint, demand.group)
         self._tickets[demand.ticket_id] = ticket
         self._lane(ticket.group).entrust(ticket, ticket.answer)
+        patience_ends = asyncio.get_running_loop().call_later(max(patience, 0), ticket.give_up)
         answer: Lease | Refusal | None = None
         try:
-            async with asyncio.timeout(max(patience, 0)):
-                answer = await ticket.answer
-        except TimeoutError:
-            acknowledged = ticket.acknowledged
-            if acknowledged:
-                # The debit may be asked for again at once: its ticket should be gone by then. A store that is away must
-                # not keep the caller.
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.retry_s):
-                        await self._abandoned.submit((demand.ticket_id, ticket.unsure))
-            known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
-            answer = Refusal(
-                reason=late if known else RefusalReason.STORE_UNAVAILABLE,
-                group=ticket.group,
-                retry_after_s=_expected_s(ticket.seen),
-                position=ticket.seen.position if ticket.seen else None,
-                used=acknowledged,
-            )
+            answer = await ticket.answer
+            if answer is None:
+                acknowledged = ticket.acknowledged
+                if acknowledged:
+                    # The debit may be asked for again at once: its ticket should be gone by then. A store that is away
+                    # must not keep the caller.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._settings.retry_s):
+                            await self._abandoned.submit((demand.ticket_id, ticket.unsure))
+                known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
+                answer = Refusal(
+                    reason=late if known else RefusalReason.STORE_UNAVAILABLE,
+                    group=ticket.group,
+                    retry_after_s=_expected_s(ticket.seen),
+                    position=ticket.seen.position if ticket.seen else None,
+                    used=acknowledged,
+                )
         finally:
+            patience_ends.cancel()
             del self._tickets[demand.ticket_id]
             # Cancelled. Where the store has not acknowledged yet, `_acquire` takes it back when it does.
             if answer is None and ticket.acknowledged:

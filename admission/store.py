@@ -101,19 +101,21 @@ class Store:
                 [_ms(d.execution_limit_s) for d, _ in demands],
                 [_ms(d.isolation_s) for d, _ in demands],
                 [_ms(max(d.queue_timeout_s - waited, 0)) for d, waited in demands],
-                _unless_none(
-                    [None if d.caller_deadline_s is None else _ms(d.caller_deadline_s - waited) for d, waited in demands]
-                ),
+                _unless_none([_caller_ms(d, waited) for d, waited in demands]),
                 [d.waits_for_cooldown for d, _ in demands],
                 [d.intent.decode() for d, _ in demands],
                 *_fences([d.fence for d, _ in demands]),
                 *self._time_known(),
             )
-        found = [TicketRow(*row) for row in rows]
-        for row in found:
-            if row.answer == "time" and row.granted_at is not None and row.number is not None:
+        answers: list[TicketRow] = []
+        for row in (TicketRow(*row) for row in rows):
+            if row.answer == "all":
+                answers += _each(row, demands)
+            elif row.answer != "time":
+                answers.append(row)
+            elif row.granted_at is not None and row.number is not None:
                 self._tell_time(row.granted_at, row.number)
-        return [row for row in found if row.answer != "time"]
+        return answers
 
     async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
         """Confirms what other processes granted, reads the positions of the rest, and tells which were let go."""
@@ -390,6 +392,33 @@ class Store:
         if connection is not None:
             self._open.discard(connection)
             connection.terminate()
+
+
+def _caller_ms(demand: Demand, waited: float) -> int | None:
+    return None if demand.caller_deadline_s is None else _ms(demand.caller_deadline_s - waited)
+
+
+def _each(row: TicketRow, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:
+    """The answer to each of these, all of which were granted as they came."""
+    assert row.number is not None
+    return [
+        TicketRow(
+            demand.ticket_id,
+            "granted",
+            row.owner_id,
+            row.group_id,
+            row.number if demand.place is None else min(demand.place, row.number),
+            row.generation,
+            row.probe,
+            row.judged,
+            row.granted_at,
+            row.day,
+            _ms(demand.execution_limit_s)
+            if (caller_ms := _caller_ms(demand, waited)) is None
+            else min(_ms(demand.execution_limit_s), caller_ms + _ms(demand.isolation_s)),
+        )
+        for demand, waited in demands
+    ]
 
 
 def _told(settlements: Sequence[Settlement], *, judged: bool) -> Iterator[list[int | None]]:

@@ -7,7 +7,9 @@
 --   granted | queued
 --   ended | duplicate_debit | lapsed | owner_fence | deadline_exceeded | provider_unavailable | too_large | cooldown |
 --   queue_full | store_closed | moved (its endpoint belongs to the group that is answered)
--- and the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
+-- or, where all of these elements are granted as they come, the one row "all": the `number` of each whose place is not
+-- lower, and the rest each has of its own is what was asked for.
+-- And the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
 -- next event that time alone brings about) and "time" (as it is by the steps in `number`: what the asker knew is stale).
 
 create or replace function control.acquire_v2(
@@ -185,20 +187,16 @@ begin
         on conflict do nothing;
         get diagnostics v_found = row_count;
         if v_found = n then
-            answer := 'granted';
+            answer := 'all';
             owner_id := p_owner;
             group_id := p_group;
+            number := g.next_number - 1;
             generation := g.generation;
             probe := false;
             judged := false;
             granted_at := v_now - v_ahead;
             day := v_day;
-            for i in 1 .. n loop
-                ticket_id := p_ticket[i];
-                number := case when p_place[i] < g.next_number then p_place[i] else g.next_number - 1 end;
-                remaining_ms := least(p_execution_ms[i], p_caller_ms[i] + p_isolation_ms[i]);
-                return next;
-            end loop;
+            return next;
             return;
         end if;
         -- A replay, or a debit that has just got a ticket elsewhere: each is looked at for itself. What was written here
