@@ -313,9 +313,9 @@ _ADMISSION: Final = [
         7,
         "what waits can be settled",
         SETTLE,
-        "where t.ticket_id = any (p_ticket) and t.state in ('active', 'quarantined')\n"
+        "where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')\n"
         "            returning t.ticket_id",
-        "where t.ticket_id = any (p_ticket)\n            returning t.ticket_id",
+        "where t.ticket_id = e.ticket_id\n            returning t.ticket_id",
         _rules("a_ticket_that_waits_cannot_be_settled"),
     ),
     _m(
@@ -435,9 +435,9 @@ _ADMISSION: Final = [
     _m(
         9,
         "a grant forgets the caller's deadline",
-        ACQUIRE,
-        "remaining_ms := least(p_execution_ms[i], p_caller_ms[i] + p_isolation_ms[i]);",
-        "remaining_ms := p_execution_ms[i];",
+        STORE,
+        "else min(_ms(demand.execution_limit_s), caller_ms + _ms(demand.isolation_s)),",
+        "else _ms(demand.execution_limit_s),",
         _stores("the_callers_deadline_bounds_the_hard_deadline"),
     ),
     # ---------------------------------------------------------------- 10: the holder's own clock
