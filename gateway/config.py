@@ -19,11 +19,13 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from adapters.contract import Clocks, Endpoint
 from adapters.protocols import PROTOCOLS
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from gateway.call import Resend
+from gateway.database import url_fault
 from gateway.jobs.settings import JobsSettings
 from gateway.keys import environment_key_fault
 from gateway.router import Confirms, Model, OnCancel, Provider, RoutingSettings, Target
@@ -31,6 +33,17 @@ from metering.prices import Price, configured_price
 
 FILE_NAME: Final = "tollbridge.toml"
 _VARIABLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: What POSIX calls a name. Not what most secrets look like: those have other characters, or no letter at the start.
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+#: A secret can be a name all the same: so long a run that mixes digits with small letters is no word.
+_LIKE_A_SECRET = re.compile(r"(?=[A-Za-z]*[0-9])(?=[A-Z0-9]*[a-z])[A-Za-z0-9]{20,}", re.ASCII)
+_NO_NAME: Final = (
+    'must be the NAME of an environment variable, such as "OPENAI_API_KEY" (letters, digits and _): the secret itself '
+    "belongs in the environment. What stands here is not repeated, as it may be one"
+)
+#: Fields of a request that say what is asked, of whom and how it is answered, in any protocol. A profile that changed
+#: them would bill and answer for something else.
+_OURS: Final = frozenset({"model", "messages", "stream", "input", "contents"})
 EXECUTION_LIMIT_S: Final = 120.0
 #: Reasoning models think longer than others answer.
 REASONING_LIMIT_S: Final = 600.0
@@ -89,6 +102,15 @@ _NotNegative = Annotated[float, pydantic.Field(ge=0, le=_LONGEST_S, allow_inf_na
 _Name = Annotated[str, pydantic.Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
 
 
+def _variable_name(text: str) -> str:
+    if not _VARIABLE_NAME.fullmatch(text):
+        raise PydanticCustomError("no_variable_name", _NO_NAME)
+    return text
+
+
+_VariableName = Annotated[str, pydantic.AfterValidator(_variable_name)]
+
+
 class _Strict(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -99,8 +121,8 @@ class _Provider(_Strict):
     enabled: bool = True
     protocol: str | None = None
     base_url: str | None = None
-    credentials: list[_Name] = []
-    requires: list[_Name] = []
+    credentials: list[_VariableName] = []
+    requires: list[_VariableName] = []
     #: The request header that carries the credential; "authorization" sends it as a Bearer token.
     auth_header: str = "authorization"
     headers: dict[str, str] = {}
@@ -331,6 +353,8 @@ class _Resolved:
         jobs = self._jobs()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
         grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
+        database_url = self._database_url("database_url", parsed.gateway.database_url)
+        content_database_url = self._database_url("content_database_url", parsed.gateway.content_database_url)
         if fault := environment_key_fault(environ.get("TOLLBRIDGE_API_KEY") or None):
             self._wrong("TOLLBRIDGE_API_KEY", fault)
         if self._faults:
@@ -339,8 +363,8 @@ class _Resolved:
         return Settings(
             file=self._file,
             data_dir=Path(environ.get("TOLLBRIDGE_DATA_DIR") or parsed.gateway.data_dir or ".tollbridge"),
-            database_url=environ.get("TOLLBRIDGE_DATABASE_URL") or parsed.gateway.database_url,
-            content_database_url=environ.get("TOLLBRIDGE_CONTENT_DATABASE_URL") or parsed.gateway.content_database_url,
+            database_url=database_url,
+            content_database_url=content_database_url,
             rest=rest,
             grpc=grpc,
             api_key=environ.get("TOLLBRIDGE_API_KEY") or None,
@@ -368,6 +392,14 @@ class _Resolved:
             self._wrong(f"{where}.base_url", "is missing: a provider needs the URL that its endpoints start with")
         if given.default_model is not None and given.models and given.default_model not in given.models:
             self._wrong(f"{where}.default_model", "is not one of its models")
+        for key, fields in (("omit", dict(enumerate(given.omit))), ("force", {name: name for name in given.force})):
+            for place, name in fields.items():
+                if name in _OURS:
+                    self._wrong(f"{where}.{key}.{place}", f"{name!r} is the gateway's to decide: it cannot be in {key}")
+        for key, names in (("credentials", given.credentials), ("requires", given.requires)):
+            for place, name in enumerate(names):
+                if _LIKE_A_SECRET.search(name) and not self._environ.get(name):
+                    self._wrong(f"{where}.{key}.{place}", _NO_NAME)
         template = given.base_url or "http://missing.invalid"
         variables = _VARIABLE.findall(template)
         missing = [name for name in (*given.requires, *variables) if not self._environ.get(name)]
@@ -382,7 +414,7 @@ class _Resolved:
         headers = dict(given.headers)
         if credential is not None:
             if not credential.isascii() or not credential.isprintable():
-                self._wrong(where, f"the value of {' or '.join(given.credentials)} cannot be sent in a header")
+                self._wrong(where, f"the value of {variable} cannot be sent in a header")
             bearer = given.auth_header.lower() == "authorization"
             headers[given.auth_header] = f"Bearer {credential}" if bearer else credential
         endpoint = Endpoint(
@@ -546,6 +578,14 @@ class _Resolved:
             reason, _, path = str(error).partition(" - at `$.")
             self._wrong(f"jobs.{path.rstrip('`')}" if path else "jobs", reason)
             return JobsSettings()
+
+    def _database_url(self, name: str, configured: str | None) -> str | None:
+        variable = f"TOLLBRIDGE_{name.upper()}"
+        given = self._environ.get(variable)
+        url = given or configured or None
+        if url is not None and (fault := url_fault(url)) is not None:
+            self._wrong(variable if given else f"gateway.{name}", fault)
+        return url
 
     def _listen(self, variable: str, configured: str | None, default: str) -> Listen:
         text = self._environ.get(variable) or configured or default
