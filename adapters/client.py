@@ -153,7 +153,8 @@ class Upstream:
         clocks = endpoint.clocks
         clock = _Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
         accept = {"accept": "application/json"}
-        response = await self._send(endpoint, "GET", "/models", accept, None, clock, encoding="gzip, deflate")
+        path = self._protocols[endpoint.protocol].models_path
+        response = await self._send(endpoint, "GET", path, accept, None, clock, encoding="gzip, deflate")
         try:
             body = await _Body(response, endpoint, clock).whole()
         finally:

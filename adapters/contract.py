@@ -13,8 +13,10 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
-from adapters.chat import ChatRequest, ChatResponse, Event
+from adapters.chat import ChatRequest, ChatResponse, Event, NativeRequest
 from adapters.errors import ProviderError
+from adapters.limits import Remaining
+from metering.usage import NOTHING, Usage
 
 #: Events that arrived together. Joining them downstream costs no delay.
 Batch: TypeAlias = Sequence[Event]
@@ -51,6 +53,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_field: str | None = None
     #: The field of an assistant message in which this provider takes its reasoning back. None: it takes none.
     reasoning_field: str | None = None
+    #: How reasoning is asked for here: "effort" in words, "budget" in tokens, "off" not at all, and switched off where
+    #: the protocol can. None: as the protocol usually does. What "off" drops of a request is told as dropped.
+    reasoning: str | None = None
     max_response_bytes: int = 32 * 1024 * 1024
 
 
@@ -68,6 +73,77 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     headers: Mapping[str, str]
     body: bytes
+    #: Paths of what the request asked and this provider is not sent, as its profile says.
+    dropped: tuple[str, ...] = ()
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts, or texts as token numbers, to be turned into vectors."""
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+    #: What the vectors are for, where the provider asks: "query", "document", or a word of its own.
+    purpose: str | None = None
+    end_user: str | None = None
+    native: NativeRequest | None = None
+
+
+class EmbeddingCall(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: Endpoint
+    model: str
+    request: EmbeddingRequest
+    deadline: float
+
+
+class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
+    #: One for each input, in their order.
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage = NOTHING
+    served_model: str | None = None
+    provider_request_id: str | None = None
+    reported_cost_usd: str | None = None
+    native: msgspec.Raw | None = None
+    native_protocol: str | None = None
+    dropped: tuple[str, ...] = ()
+    remaining: Remaining | None = None
+
+
+class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rendered stream says of itself, apart from what the provider said."""
+
+    id: str
+    model: str
+    #: Unix time, seconds.
+    created: int
+    #: The caller asked to be told the usage, where its protocol tells that on request only.
+    include_usage: bool = True
+
+
+class ToldError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error for a caller, before its protocol gave it a shape. Holds no secret, prompt or answer."""
+
+    status: int
+    #: Ours, stable.
+    code: str
+    message: str
+    #: The field at fault.
+    param: str | None = None
+    request_id: str | None = None
+
+
+class StreamRenderer(Protocol):
+    """
+    Events to the bytes of a caller's stream. One per stream.
+
+    Every call gives whole events of the stream; joined, they are a stream that this protocol's own parser proves
+    complete after `Finished`, and never before.
+    """
+
+    def feed(self, batch: Batch) -> bytes: ...
+
+    def fail(self, error: ToldError) -> bytes:
+        """The error as this protocol tells it in a stream. Nothing follows it."""
+        ...
 
 
 class StreamParser(Protocol):
@@ -103,6 +179,11 @@ class WireProtocol(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def models_path(self) -> str:
+        """Where a provider lists its models for nothing; appended to the base URL."""
+        ...
+
     def parse_request(self, body: bytes) -> ChatRequest:
         """Raises `MalformedRequest` with the field's path."""
         ...
@@ -123,6 +204,24 @@ class WireProtocol(Protocol):
 
     def new_parser(self, endpoint: Endpoint, headers: Mapping[str, str]) -> StreamParser:
         """For one stream of this endpoint; `headers` are the response's, in lower case."""
+        ...
+
+
+class EmbeddingProtocol(Protocol):
+    """One format for embeddings, both ways; a wire protocol that has them offers these, too."""
+
+    def parse_embedding_request(self, body: bytes) -> EmbeddingRequest:
+        """Raises `MalformedRequest` with the field's path."""
+        ...
+
+    def render_embedding_response(self, response: EmbeddingResponse, *, base64: bool) -> bytes: ...
+
+    def render_embedding_request(self, call: EmbeddingCall) -> HttpRequest:
+        """Raises `RequestNotExpressible` before anything is sent."""
+        ...
+
+    def parse_embedding_response(self, status: int, headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:
+        """Raises `Rejected` for an error, and `Broken` for what is no vector for each input."""
         ...
 
 

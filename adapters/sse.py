@@ -17,6 +17,7 @@ from typing import TypeAlias
 MAX_EVENT_BYTES = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
+_WHITE = b" \t\r\n"
 _CR = 0x0D
 _LF = 0x0A
 
@@ -135,3 +136,47 @@ class EventDecoder:
                 self._event = b""
         self._data = data
         return events
+
+
+class EventsOrJson:
+    """
+    The body of an answer that was asked for as a stream: events, or one JSON value from a provider that did not heed
+    that, or that answers so with an error.
+
+    The first byte decides: no event stream begins with a brace or a bracket, nor does JSON otherwise. It is the one
+    test that no header can spoil.
+    """
+
+    __slots__ = ("_decoder", "_held", "_is_json")
+
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+        self._decoder = EventDecoder(max_event_bytes=max_event_bytes)
+        #: The body so far, where it is JSON or not yet known; None once it is known to be events.
+        self._held: list[bytes] | None = []
+        self._is_json = False
+
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
+        """The events that these bytes complete; none where the body is JSON. Raises `EventTooLarge`."""
+        if self._held is None:
+            return self._decoder.feed(data)
+        self._held.append(data)
+        if self._is_json:
+            return []
+        start = b"".join(self._held)
+        first = start.removeprefix(_BOM).lstrip(_WHITE)
+        if not first:
+            return []
+        if first[:1] in {b"{", b"["}:
+            self._is_json, self._held = True, [first]
+            return []
+        self._held = None
+        return self._decoder.feed(start)
+
+    def close(self) -> list[ServerSentEvent]:
+        """The body ended: the event that was left without its blank line, if there is one."""
+        return [] if self._is_json else self._decoder.close()
+
+    @property
+    def json(self) -> bytes | None:
+        """The JSON value so far; None where the body is events."""
+        return b"".join(self._held) if self._is_json and self._held is not None else None

@@ -26,6 +26,8 @@ from adapters.chat import (
     Delta,
     Document,
     Image,
+    ImageOutput,
+    LogprobsDelta,
     Message,
     Part,
     Reasoning,
@@ -36,6 +38,7 @@ from adapters.chat import (
     StopReason,
     Text,
     TextDelta,
+    TokenLogprob,
     Tool,
     ToolCall,
     ToolCallDelta,
@@ -166,6 +169,7 @@ def decode_request(request: pb.CompletionRequest) -> Asked:
         max_output_tokens=_whole(request, "max_output_tokens", least=1),
         temperature=_real(request, "temperature", least=0.0),
         top_p=_real(request, "top_p", least=0.0),
+        top_k=_whole(request, "top_k", least=0),
         stop=_stop(request.stop),
         seed=request.seed if request.HasField("seed") else None,
         n=_whole(request, "n", least=1),
@@ -176,6 +180,11 @@ def decode_request(request: pb.CompletionRequest) -> Asked:
         logit_bias=_logit_bias(request.logit_bias),
         reasoning_effort=_optional_identifier(request, "reasoning_effort"),
         reasoning_budget_tokens=_whole(request, "reasoning_budget_tokens", least=0),
+        verbosity=_optional_identifier(request, "verbosity"),
+        service_tier=_optional_identifier(request, "service_tier"),
+        prompt_cache_key=_optional_identifier(request, "prompt_cache_key"),
+        store=request.store if request.HasField("store") else None,
+        metadata=_metadata(request.metadata),
         end_user=_optional_identifier(request, "end_user"),
         extra=_extra(request),
     )
@@ -223,6 +232,13 @@ def _optional_identifier(request: pb.CompletionRequest, name: str) -> str | None
     if not request.HasField(name):
         return None
     return _needed(name, getattr(request, name))
+
+
+def _metadata(metadata: Mapping[str, str]) -> dict[str, str] | None:
+    for key, value in metadata.items():
+        _needed("metadata", key)
+        _identifier("metadata", value)
+    return dict(metadata) or None
 
 
 def _needed(path: str, value: str) -> str:
@@ -326,7 +342,10 @@ def _message(path: str, message: pb.Message) -> Message:
 
 def _reasoning(path: str, thought: pb.Reasoning) -> Reasoning:
     return Reasoning(
-        text=thought.text, signature=_signature(f"{path}.signature", thought.signature), redacted=thought.redacted
+        text=thought.text,
+        signature=_signature(f"{path}.signature", thought.signature),
+        redacted=thought.redacted,
+        id=_identifier(f"{path}.id", thought.id),
     )
 
 
@@ -342,10 +361,14 @@ def _content(path: str, message: pb.Message) -> tuple[Part, ...]:
             return ()
 
 
+def _cache(path: str, value: str) -> str | None:
+    if value not in _CACHES:
+        _refuse(path, 'one of "", "5m", "1h" is needed')
+    return _CACHES[value]
+
+
 def _part(path: str, part: pb.Part) -> Part:
-    if part.cache not in _CACHES:
-        _refuse(f"{path}.cache", 'one of "", "5m", "1h" is needed')
-    cache = _CACHES[part.cache]
+    cache = _cache(f"{path}.cache", part.cache)
     match part.WhichOneof("part"):
         case "text":
             return Text(text=part.text, cache=cache)
@@ -434,6 +457,7 @@ def _tools(tools: Sequence[pb.Tool]) -> tuple[Tool, ...]:
                 description=tool.description or None,
                 parameters=_json(f"{path}.parameters", tool.parameters) if tool.HasField("parameters") else None,
                 strict=tool.strict if tool.HasField("strict") else None,
+                cache=_cache(f"{path}.cache", tool.cache),
             )
         )
     return tuple(decoded)
@@ -534,7 +558,9 @@ def _choice(choice: Choice) -> pb.Choice:
         text=choice.text,
         refusal=choice.refusal,
         reasoning=[
-            pb.Reasoning(text=thought.text, signature=_bytes(thought.signature), redacted=thought.redacted)
+            pb.Reasoning(
+                text=thought.text, signature=_bytes(thought.signature), redacted=thought.redacted, id=thought.id or ""
+            )
             for thought in choice.reasoning
         ],
         tool_calls=[
@@ -543,6 +569,28 @@ def _choice(choice: Choice) -> pb.Choice:
         ],
         finish_reason=_FINISH[choice.stop_reason],
         native_finish_reason=choice.native_stop_reason,
+        images=[_image_out(image) for image in choice.images],
+        logprobs=None if choice.logprobs is None else _logprobs(choice.logprobs),
+    )
+
+
+def _image_out(image: Image) -> pb.Image:
+    media_type = image.media_type or ""
+    if image.data is not None:
+        return pb.Image(data=image.data, media_type=media_type)
+    return pb.Image(url=image.url or "", media_type=media_type)
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> pb.Logprobs:
+    return pb.Logprobs(tokens=[_logprob(token) for token in tokens])
+
+
+def _logprob(token: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=token.token,
+        logprob=token.logprob,
+        bytes=None if token.bytes is None else bytes(token.bytes),
+        top=[_logprob(other) for other in token.top],
     )
 
 
@@ -579,12 +627,24 @@ def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
                 else:
                     last = pieces.add(choice=delta.choice, text=delta.text)
             case ReasoningDelta():
-                if last is not None and last.choice == delta.choice and last.WhichOneof("piece") == "reasoning":
+                choice, block = delta.choice, delta.block
+                if (
+                    last is not None
+                    and last.choice == choice
+                    and last.WhichOneof("piece") == "reasoning"
+                    and last.reasoning_block == block
+                ):
                     last.reasoning += delta.text
                 elif delta.text:
-                    last = pieces.add(choice=delta.choice, reasoning=delta.text)
+                    last = pieces.add(choice=choice, reasoning_block=block, reasoning=delta.text)
+                if delta.redacted:
+                    last = pieces.add(choice=choice, reasoning_block=block, reasoning_redacted=True)
+                if delta.id is not None:
+                    last = pieces.add(choice=choice, reasoning_block=block, reasoning_id=delta.id)
                 if delta.signature is not None:
-                    last = pieces.add(choice=delta.choice, reasoning_signature=delta.signature.encode())
+                    last = pieces.add(
+                        choice=choice, reasoning_block=block, reasoning_signature=delta.signature.encode()
+                    )
             case RefusalDelta():
                 last = pieces.add(choice=delta.choice, refusal=delta.text)
             case ToolCallStart():
@@ -607,6 +667,10 @@ def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
                         choice=delta.choice,
                         tool_arguments=pb.ToolCallArguments(index=delta.index, arguments=delta.arguments),
                     )
+            case ImageOutput():
+                last = pieces.add(choice=delta.choice, image=_image_out(delta.image))
+            case LogprobsDelta():
+                last = pieces.add(choice=delta.choice, logprobs=_logprobs(delta.tokens))
             case _:
                 assert_never(delta)
     return chunk

@@ -29,6 +29,7 @@ class ChatCompletions:
     """The protocol; a `WireProtocol`. It holds nothing and does no I/O."""
 
     name = answers.NAME
+    models_path = "/models"
 
     def parse_request(self, body: bytes) -> ChatRequest:
         return requests.parse_request(body)

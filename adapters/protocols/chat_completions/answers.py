@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from adapters.body import ABSENT
 from adapters.chat import ChatResponse, Choice, Reasoning, StopReason, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
 from adapters.protocols.chat_completions import failures
 from adapters.protocols.chat_completions.schema import (
-    ABSENT,
     AnswerOut,
     ChoiceOut,
     Content,

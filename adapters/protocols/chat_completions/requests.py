@@ -8,14 +8,12 @@ that a field we never heard of arrives. The canonical form is filled beside it, 
 from __future__ import annotations
 
 import base64
-import binascii
-import json
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 
+from adapters.body import data_url, from_base64, given, read_fields, to_data_url, typed
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -38,23 +36,14 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import schema
 from adapters.protocols.chat_completions.answers import NAME
 
-#: Deeper than any JSON schema in use; shallow enough for every parser on the way.
-MAX_DEPTH = 96
-
 _PATH = "/chat/completions"
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,", re.ASCII)
-_EXPECTED_AT = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`$")
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
 #: Top-level fields that the canonical form carries.
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
-
-T = TypeVar("T")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +71,8 @@ def envelope(request: ChatRequest) -> Envelope:
 
 def parse_request(body: bytes) -> ChatRequest:
     """Raises `MalformedRequest`, which names the field and repeats none of its content."""
-    content = _decoded(body)
-    if not isinstance(content, dict):
-        raise MalformedRequest("", "a JSON object is needed")
-    _refuse_depth(content)
-    fields = _fields.decode(body)
-    _refuse_duplicates(body, fields)
-    wire = _typed(body, schema.RequestIn, "")
+    fields = read_fields(body)
+    wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
     tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
     tools += [_function(function) for function in wire.functions or ()]
@@ -102,6 +86,7 @@ def parse_request(body: bytes) -> ChatRequest:
         max_output_tokens=limit,
         temperature=wire.temperature,
         top_p=wire.top_p,
+        top_k=wire.top_k,
         stop=(wire.stop,) if isinstance(wire.stop, str) else wire.stop or (),
         seed=wire.seed,
         n=wire.n,
@@ -111,98 +96,14 @@ def parse_request(body: bytes) -> ChatRequest:
         top_logprobs=wire.top_logprobs,
         logit_bias=wire.logit_bias,
         reasoning_effort=wire.reasoning_effort,
+        verbosity=wire.verbosity,
+        service_tier=wire.service_tier,
+        prompt_cache_key=wire.prompt_cache_key,
+        store=wire.store,
+        metadata=wire.metadata,
         end_user=wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
     )
-
-
-def _decoded(body: bytes) -> Any:
-    """The whole body, so that a fault in a field we do not read is found too: it would be passed on unseen."""
-    try:
-        content = _any.decode(body)
-    except msgspec.ValidationError as error:
-        raise MalformedRequest("", "a number is out of range") from error
-    except msgspec.DecodeError as error:
-        raise MalformedRequest("", "the body is not valid JSON in UTF-8") from error
-    except RecursionError as error:
-        raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep") from error
-    if b"\\u0000" in body:
-        _refuse_nul(content)
-    return content
-
-
-def _refuse_depth(content: Any) -> None:
-    """The decoder gives up on deep nesting by itself; this draws a line that does not move with its stack."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if type(value) is dict else value)
-            if type(inner) is dict or type(inner) is list
-        ]
-        if not level:
-            return
-    raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep")
-
-
-def _refuse_nul(content: Any) -> None:
-    """PostgreSQL stores no NUL, and no model reads one."""
-    left: list[tuple[str, Any]] = [("", content)]
-    while left:
-        path, value = left.pop()
-        if isinstance(value, str):
-            if "\0" in value:
-                raise MalformedRequest(path, "a NUL character is not allowed")
-        elif isinstance(value, list):
-            left.extend((f"{path}[{i}]", inner) for i, inner in enumerate(value))
-        elif isinstance(value, dict):
-            if any("\0" in key for key in value):
-                raise MalformedRequest(path, "a NUL character is not allowed")
-            left.extend((f"{path}.{key}" if path else key, inner) for key, inner in value.items())
-
-
-def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
-    """
-    A top-level field given twice is refused: which one counts would depend on who reads it. The fields' own bytes add
-    up to the body's length in both usual ways of writing JSON; only another body is read again, by a parser that
-    shows every pair.
-    """
-    count = len(fields)
-    inner = sum(len(bytes(raw)) for raw in fields.values()) + sum(len(_encode(name)) for name in fields)
-    compact = inner + 2 * count + 1
-    if len(body) in {compact, compact + 2 * count - 1}:
-        return
-    pairs: list[tuple[str, Any]] = []
-
-    def keep(found: list[tuple[str, Any]]) -> None:
-        pairs[:] = found
-
-    json.loads(body, object_pairs_hook=keep)
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise MalformedRequest(name[:64], "is given twice")
-        seen.add(name)
-
-
-def _typed(body: bytes | msgspec.Raw, kind: type[T], path: str) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        _refuse(error, path)
-
-
-def _refuse(error: msgspec.ValidationError, path: str) -> NoReturn:
-    found = _EXPECTED_AT.match(str(error))
-    reason, inner = found.groups() if found else (str(error), "")
-    if reason.startswith("Invalid"):
-        reason = "is not one of the allowed values"  # the original repeats the value
-    elif missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
-        inner = f"{inner}.{missing.group(1)}" if inner else missing.group(1)
-        reason = "is required"
-    joined = inner if not path else f"{path}{inner}" if inner.startswith("[") else f"{path}.{inner}".rstrip(".")
-    raise MalformedRequest(joined, reason) from error
 
 
 def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
@@ -245,7 +146,7 @@ def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
     refusals: list[str] = []
     for i, raw in enumerate(raws):
         at = f"{path}.content[{i}]"
-        wire = _typed(raw, schema.PartIn, at)
+        wire = typed(raw, schema.PartIn, at)
         cache = (wire.cache_control.ttl or "5m") if wire.cache_control else None
         match wire:
             case schema.PartIn(type="text", text=str() as text):
@@ -255,7 +156,7 @@ def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
             case schema.PartIn(type="image_url", image_url=schema.ImageUrl() as image):
                 parts.append(_image(image, cache, f"{at}.image_url.url"))
             case schema.PartIn(type="input_audio", input_audio=schema.InputAudio() as audio):
-                data = _base64(audio.data, f"{at}.input_audio.data")
+                data = from_base64(audio.data, f"{at}.input_audio.data")
                 parts.append(Audio(data=data, format=audio.format))
             case schema.PartIn(type="file", file=schema.File() as file):
                 parts.append(_file(file, cache, f"{at}.file"))
@@ -269,7 +170,7 @@ def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
 def _image(wire: schema.ImageUrl, cache: str | None, path: str) -> Image:
     if not wire.url.startswith("data:"):
         return Image(url=wire.url, detail=wire.detail, cache=cache)
-    media_type, data = _data_url(wire.url, path)
+    media_type, data = data_url(wire.url, path)
     return Image(data=data, media_type=media_type, detail=wire.detail, cache=cache)
 
 
@@ -279,24 +180,10 @@ def _file(wire: schema.File, cache: str | None, path: str) -> Document:
     if wire.file_data is None:
         raise MalformedRequest(path, "needs file_id or file_data")
     if wire.file_data.startswith("data:"):
-        media_type, data = _data_url(wire.file_data, f"{path}.file_data")
+        media_type, data = data_url(wire.file_data, f"{path}.file_data")
     else:
-        media_type, data = None, _base64(wire.file_data, f"{path}.file_data")
+        media_type, data = None, from_base64(wire.file_data, f"{path}.file_data")
     return Document(data=data, media_type=media_type, filename=wire.filename, cache=cache)
-
-
-def _data_url(url: str, path: str) -> tuple[str | None, bytes]:
-    head = _DATA_URL.match(url[:256])
-    if head is None:
-        raise MalformedRequest(path, "is not a base64 data URL")
-    return head.group(1), _base64(url[head.end() :], path)
-
-
-def _base64(text: str, path: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MalformedRequest(path, "is not valid base64") from error
 
 
 def _tool(wire: schema.ToolIn, path: str, unmapped: list[str]) -> Tool | None:
@@ -309,11 +196,7 @@ def _tool(wire: schema.ToolIn, path: str, unmapped: list[str]) -> Tool | None:
 
 
 def _function(wire: schema.FunctionIn) -> Tool:
-    return Tool(name=wire.name, description=wire.description, parameters=_given(wire.parameters), strict=wire.strict)
-
-
-def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
-    return None if raw is schema.ABSENT or bytes(raw) == b"null" else raw
+    return Tool(name=wire.name, description=wire.description, parameters=given(wire.parameters), strict=wire.strict)
 
 
 def _tool_choice(wire: schema.RequestIn, unmapped: list[str]) -> ToolChoice | None:
@@ -353,7 +236,7 @@ def _response_format(wire: schema.ResponseFormatIn | None, unmapped: list[str]) 
         kind=wire.type,
         name=wanted.name,
         description=wanted.description,
-        schema=_given(wanted.schema),
+        schema=given(wanted.schema),
         strict=wanted.strict,
     )
 
@@ -420,6 +303,7 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any
         endpoint.max_tokens_field or "max_completion_tokens": request.max_output_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "top_k": request.top_k,
         "stop": list(request.stop) or None,
         "seed": request.seed,
         "n": request.n,
@@ -429,6 +313,11 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any
         "top_logprobs": request.top_logprobs,
         "logit_bias": request.logit_bias,
         "reasoning_effort": request.reasoning_effort,
+        "verbosity": request.verbosity,
+        "service_tier": request.service_tier,
+        "prompt_cache_key": request.prompt_cache_key,
+        "store": request.store,
+        "metadata": request.metadata,
         "user": request.end_user,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
@@ -482,7 +371,7 @@ def _render_part(part: Part, path: str, endpoint: Endpoint) -> Any:
         case Text():
             return {"type": "text", "text": part.text}
         case Image():
-            url = part.url if part.url is not None else _to_data_url(part.media_type or "image/png", part.data or b"")
+            url = part.url if part.url is not None else to_data_url(part.media_type or "image/png", part.data or b"")
             image = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
             return {"type": "image_url", "image_url": image}
         case Document():
@@ -502,14 +391,10 @@ def _render_file(part: Document, path: str) -> dict[str, str]:
     if part.file_id is not None:
         file = {"file_id": part.file_id}
     elif part.data is not None:
-        file = {"file_data": _to_data_url(part.media_type or "application/pdf", part.data)}
+        file = {"file_data": to_data_url(part.media_type or "application/pdf", part.data)}
     else:
         raise RequestNotExpressible(f"{path}.url", f"{NAME} takes a document as data, not by URL")
     return file if part.filename is None else {**file, "filename": part.filename}
-
-
-def _to_data_url(media_type: str, data: bytes) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def _render_tool(tool: Tool) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from adapters.body import ABSENT
 from adapters.chat import (
-    ChatResponse,
     ChoiceEnd,
     Event,
     Finished,
@@ -25,18 +25,17 @@ from adapters.chat import (
     ToolCallDelta,
     ToolCallStart,
     UsageReport,
+    as_events,
 )
 from adapters.classify import request_id
 from adapters.contract import Batch, Endpoint
 from adapters.errors import Broken, ProviderError
 from adapters.protocols.chat_completions import answers, failures
-from adapters.protocols.chat_completions.schema import ABSENT, AnswerOut, ChoiceOut, Content, ToolCallOut
-from adapters.sse import EventDecoder, EventTooLarge, ServerSentEvent
+from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
+from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
 from metering.usage import NOTHING
 
 _SENTINEL = b"[DONE]"
-_WHITE = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
 
 
 class _Call:
@@ -78,10 +77,7 @@ class ChatStream:
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
         self._no_sentinel = endpoint.no_sentinel
         self._headers = headers
-        self._decoder = EventDecoder()
-        #: The body so far, where it is one JSON value; None once it is known to be events.
-        self._json: list[bytes] | None = []
-        self._is_json = False
+        self._body = EventsOrJson()
         self._choices: dict[int, _Choice] = {}
         self._usage = NOTHING
         self._cost: str | None = None
@@ -105,23 +101,9 @@ class ChatStream:
             raise self._failure
         if not data:
             return ()
-        if self._json is not None:
-            self._json.append(data)
-            if not self._is_json:
-                start = b"".join(self._json)
-                first = start.removeprefix(_BOM).lstrip(_WHITE)
-                if not first:
-                    return ()
-                if first[:1] not in {b"{", b"["}:
-                    # No event stream begins so, nor does JSON otherwise: the one test that no header can spoil.
-                    self._json, data = None, start
-                else:
-                    self._is_json, self._json = True, [first]
-            if self._json is not None:
-                return ()
         events: list[Event] = []
         try:
-            self._take(self._decoder.feed(data), events)
+            self._take(self._body.feed(data), events)
         except EventTooLarge as error:
             self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
         return self._given(events)
@@ -130,11 +112,11 @@ class ChatStream:
         if self._failure is not None:
             raise self._failure
         events: list[Event] = []
-        if self._is_json and self._json is not None:
+        if (whole := self._body.json) is not None:
             if not self._finished:
-                self._take_whole(b"".join(self._json), events)
+                self._take_whole(whole, events)
         else:
-            self._take(self._decoder.close(), events)
+            self._take(self._body.close(), events)
             if isinstance(self._failure, Broken):
                 # The event that was left open was cut short, and no more can be said of it.
                 self._failure = None
@@ -331,7 +313,7 @@ class ChatStream:
         except ProviderError as error:
             self._fail(error)
             return
-        events.extend(_as_events(response))
+        events.extend(as_events(response))
         self._finished = True
 
 
@@ -344,28 +326,3 @@ def _later_cost(known: str | None, later: str | None) -> str | None:
     if later is None or (known is not None and not later.strip("0.")):
         return known
     return later
-
-
-def _as_events(response: ChatResponse) -> Iterator[Event]:
-    for choice in response.choices:
-        for thought in choice.reasoning:
-            yield ReasoningDelta(thought.text, choice.index, thought.signature)
-        if choice.text:
-            yield TextDelta(choice.text, choice.index)
-        if choice.refusal:
-            yield RefusalDelta(choice.refusal, choice.index)
-        for number, call in enumerate(choice.tool_calls):
-            yield ToolCallStart(number, call.id, call.name, choice.index)
-            if call.arguments:
-                yield ToolCallDelta(number, call.arguments, choice.index)
-    if response.usage != NOTHING or response.reported_cost_usd is not None:
-        yield UsageReport(usage=response.usage, reported_cost_usd=response.reported_cost_usd)
-    yield Finished(
-        ends=tuple(
-            ChoiceEnd(choice=c.index, stop_reason=c.stop_reason, native_stop_reason=c.native_stop_reason)
-            for c in response.choices
-        ),
-        response_id=response.response_id,
-        served_model=response.served_model,
-        provider_request_id=response.provider_request_id,
-    )

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from adapters.body import MAX_DEPTH
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -26,7 +27,6 @@ from adapters.chat import (
 from adapters.contract import Endpoint, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import ChatCompletions, envelope
-from adapters.protocols.chat_completions.requests import MAX_DEPTH
 
 PROTOCOL = ChatCompletions()
 HELLO = {"role": "user", "content": "hi"}
