@@ -133,12 +133,12 @@ def test_the_functions_of_old_are_read_as_tools():
 
 def test_what_the_canonical_form_does_not_carry_is_named():
     request = parse(
-        service_tier="flex",
+        prediction={"type": "content", "content": "x"},
         tools=[{"type": "custom", "custom": {"name": "x"}}],
         messages=[{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "u"}}]}],
     )
     assert request.native is not None
-    assert request.native.unmapped == ("service_tier", "tools[0]")
+    assert request.native.unmapped == ("prediction", "tools[0]")
     assert request.messages[0].content == (
         Opaque(protocol="chat_completions", raw=msgspec.Raw(b'{"type": "video_url", "video_url": {"url": "u"}}')),
     )
