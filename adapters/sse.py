@@ -18,6 +18,7 @@ MAX_EVENT_BYTES = 8 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _WHITE = b" \t\r\n"
+_OPENS_JSON = b"{["
 _CR = 0x0D
 _LF = 0x0A
 
@@ -41,12 +42,29 @@ class EventDecoder:
 
     Comments, `id` and `retry` are dropped: a stream of an answer cannot be resumed. Memory is bounded by
     `max_event_bytes` and the size of one feed; time is linear in the bytes, also one at a time.
+
+    With `keep_stray`, everything from the first line on that begins with a brace or a bracket is no event but kept in
+    `stray`: a provider that breaks off its stream with a bare JSON value has said something.
     """
 
-    __slots__ = ("_data", "_data_bytes", "_event", "_limit", "_more", "_skip_lf", "_start", "_tail", "_tail_bytes")
+    __slots__ = (
+        "_data",
+        "_data_bytes",
+        "_event",
+        "_limit",
+        "_more",
+        "_skip_lf",
+        "_start",
+        "_stray",
+        "_stray_bytes",
+        "_tail",
+        "_tail_bytes",
+    )
 
-    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES, keep_stray: bool = False) -> None:
         self._limit = max_event_bytes
+        self._stray: list[bytes] | None = [] if keep_stray else None
+        self._stray_bytes = 0
         #: The unfinished last line, in pieces.
         self._tail: list[bytes] = []
         self._tail_bytes = 0
@@ -102,6 +120,11 @@ class EventDecoder:
         self._tail_bytes = 0
         return self._lines(lines)
 
+    @property
+    def stray(self) -> bytes | None:
+        """The bare JSON value that took the place of the rest of the stream, as far as it came; None without one."""
+        return b"\n".join(self._stray) if self._stray else None
+
     def _keep(self, piece: bytes) -> None:
         self._tail.append(piece)
         self._tail_bytes += len(piece)
@@ -110,6 +133,9 @@ class EventDecoder:
 
     def _lines(self, lines: list[bytes]) -> list[ServerSentEvent]:
         events: list[ServerSentEvent] = []
+        if self._stray:
+            self._keep_stray(lines)
+            return events
         data = self._data
         for line in lines:
             if not line:
@@ -134,8 +160,18 @@ class EventDecoder:
                 self._event = line[7:] if line[6:7] == b" " else line[6:]
             elif line == b"event":
                 self._event = b""
+            elif self._stray is not None and line[0] in _OPENS_JSON:
+                self._keep_stray(lines[lines.index(line) :])
+                break
         self._data = data
         return events
+
+    def _keep_stray(self, lines: list[bytes]) -> None:
+        assert self._stray is not None
+        self._stray.append(b"\n".join(lines))
+        self._stray_bytes += sum(map(len, lines)) + len(lines)
+        if self._stray_bytes > self._limit:
+            raise EventTooLarge(self._limit)
 
 
 class EventsOrJson:
@@ -149,8 +185,8 @@ class EventsOrJson:
 
     __slots__ = ("_decoder", "_held", "_is_json")
 
-    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
-        self._decoder = EventDecoder(max_event_bytes=max_event_bytes)
+    def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES, keep_stray: bool = False) -> None:
+        self._decoder = EventDecoder(max_event_bytes=max_event_bytes, keep_stray=keep_stray)
         #: The body so far, where it is JSON or not yet known; None once it is known to be events.
         self._held: list[bytes] | None = []
         self._is_json = False
@@ -180,3 +216,8 @@ class EventsOrJson:
     def json(self) -> bytes | None:
         """The JSON value so far; None where the body is events."""
         return b"".join(self._held) if self._is_json and self._held is not None else None
+
+    @property
+    def stray(self) -> bytes | None:
+        """As `EventDecoder.stray`."""
+        return self._decoder.stray
