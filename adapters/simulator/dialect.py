@@ -123,13 +123,3 @@ def text_of(value: Any) -> bytes:
 
 def event(data: bytes, name: str | None = None) -> bytes:
     return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
-
-
-def openai_left_headers(faults: Faults, *, limited: bool) -> Iterable[str]:
-    """What OpenAI and those who follow it say is left."""
-    requests = 0 if limited and faults.remaining_requests is None else faults.remaining_requests
-    if requests is not None:
-        yield "x-ratelimit-limit-requests: 500"
-        yield f"x-ratelimit-remaining-requests: {requests}"
-    if faults.remaining_tokens is not None:
-        yield f"x-ratelimit-remaining-tokens: {faults.remaining_tokens}"

@@ -5,12 +5,28 @@ from __future__ import annotations
 import re
 
 from adapters.simulator.dialect import Dialect
+from adapters.simulator.dialects.anthropic_messages import AnthropicMessages
 from adapters.simulator.dialects.chat_completions import ChatCompletions
+from adapters.simulator.dialects.gemini import Gemini
+from adapters.simulator.dialects.responses import Responses
+from adapters.simulator.dialects.workers_ai import WorkersAi
 
 CHAT_COMPLETIONS: Dialect = ChatCompletions()
+_GEMINI: Dialect = Gemini()
+_WORKERS_AI: Dialect = WorkersAi()
 
-_CALLS: tuple[tuple[re.Pattern[str], Dialect], ...] = ((re.compile(r"/v1/chat/completions"), CHAT_COMPLETIONS),)
-_MODELS: tuple[tuple[re.Pattern[str], Dialect], ...] = ((re.compile(r"/v1/models"), CHAT_COMPLETIONS),)
+_CALLS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(r"/v1/chat/completions"), CHAT_COMPLETIONS),
+    (re.compile(r"/v1/responses"), Responses()),
+    (re.compile(r"/v1/messages"), AnthropicMessages()),
+    (re.compile(r"/v1beta/models/[^/]+:(?:g|streamG)enerateContent"), _GEMINI),
+    (re.compile(r"/client/v4/accounts/[^/]+/ai/run/.+"), _WORKERS_AI),
+)
+_MODELS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
+    (re.compile(r"/v1/models"), CHAT_COMPLETIONS),
+    (re.compile(r"/v1beta/models"), _GEMINI),
+    (re.compile(r"/client/v4/accounts/[^/]+/ai/models/search"), _WORKERS_AI),
+)
 
 
 def of_call(path: str) -> Dialect | None:

@@ -15,9 +15,9 @@ from adapters.simulator.dialect import (
     Asked,
     Frame,
     event,
-    openai_left_headers,
     text_of,
 )
+from adapters.simulator.dialects import openai
 from adapters.simulator.faults import Faults
 from adapters.simulator.ledger import Ended
 from adapters.simulator.requests import parse
@@ -45,8 +45,7 @@ class ChatCompletions:
         )
 
     def models(self, names: Sequence[str]) -> bytes:
-        listed = [{"id": name, "object": "model", "created": 1767225600, "owned_by": "simulator"} for name in names]
-        return text_of({"object": "list", "data": listed})
+        return openai.models(names)
 
     def whole(self, answer: Answer, faults: Faults) -> tuple[bytes, Ended]:
         finish = _Finish.of(faults)
@@ -64,23 +63,10 @@ class ChatCompletions:
         return _Stream(answer, faults, include_usage=asked.include_usage)
 
     def error(self, status: int, message: str, *, param: str | None, code: str | None, faults: Faults) -> bytes:
-        kind, known_code, known_message = _ERRORS.get(status, ("server_error", None, None))
-        code = code or known_code
-        message = _MESSAGES.get(code or "", message or known_message or "The simulated server had an error.")
-        if code == "insufficient_quota":
-            kind = code
-        match faults.body:
-            case "string":
-                return text_of({"code": code, "error": message})
-            case "bare":
-                return text_of({"message": message, "type": kind, "param": param, "code": code})
-            case "detail":
-                return text_of({"detail": [{"type": code, "loc": ["body", param], "msg": message}]})
-            case _:
-                return text_of({"error": {"message": message, "type": kind, "param": param, "code": code}})
+        return openai.error_body(status, message, param=param, code=code, faults=faults)
 
     def left_headers(self, faults: Faults, *, limited: bool) -> Iterable[str]:
-        return openai_left_headers(faults, limited=limited)
+        return openai.left_headers(faults, limited=limited)
 
 
 class _Finish(msgspec.Struct, frozen=True):
@@ -260,20 +246,3 @@ def _usage(answer: Answer, *, completion: int | None = None) -> dict[str, Any]:
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": min(answer.reasoning_tokens, output)},
     }
-
-
-_ERRORS: dict[int, tuple[str, str | None, str | None]] = {
-    400: ("invalid_request_error", None, None),
-    401: ("invalid_request_error", "invalid_api_key", "Incorrect API key provided."),
-    403: ("permission_error", "permission_denied", "You are not allowed to do this."),
-    404: ("invalid_request_error", "model_not_found", "The model does not exist or you do not have access to it."),
-    429: ("requests", "rate_limit_exceeded", "Rate limit reached for requests. Please try again later."),
-    500: ("server_error", "server_error", "The simulated server had an error."),
-    503: ("server_error", "overloaded", "The simulated engine is currently overloaded. Please try again later."),
-    529: ("overloaded_error", "overloaded", "Overloaded."),
-}
-_MESSAGES = {
-    "insufficient_quota": "You exceeded your current quota, please check your plan and billing details.",
-    "request_too_large": "Request too large for this model on tokens per min (TPM): Limit 30000, Requested 61342.",
-    "context_length_exceeded": "This model's maximum context length is 8192 tokens. Please reduce the messages.",
-}
