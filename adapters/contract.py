@@ -42,8 +42,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     clocks: Clocks = Clocks()
     #: Top-level request fields never sent to, and always sent to, this provider. `omit` may also name what a message
-    #: holds and the protocol cannot say: "messages.cache", "messages.is_error", "messages.reasoning". It is then
-    #: dropped, not refused.
+    #: holds and the protocol cannot say: "messages.cache", "messages.is_error", "messages.reasoning",
+    #: "messages.name", "messages.detail", "messages.citations", and "messages.place": a system message in the midst of
+    #: the others then joins those at the start. It is then dropped, not refused.
     omit: frozenset[str] = frozenset()
     force: Mapping[str, msgspec.Raw] = {}
     #: The provider ends its streams without a sentinel; a clean end of the body is then its terminal.
@@ -51,11 +52,19 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     #: The provider's only word for the output limit. None: the caller's own word is kept, and a request that has none
     #: uses the protocol's current one. A limit sent under a name the provider does not know would be lost in silence.
     max_tokens_field: str | None = None
-    #: The field of an assistant message in which this provider takes its reasoning back. None: it takes none.
+    #: The limit of output tokens for a request that has none, where the protocol demands one. None: the protocol's.
+    default_max_tokens: int | None = None
+    #: The field of an assistant message in which this provider takes its reasoning back. None: it takes none. A field
+    #: of text, or one of two with a shape of their own: "reasoning_details" (OpenRouter) and "content" (Mistral's
+    #: `thinking` parts). "extra_content" takes the signatures of tool calls alone (Gemini's compatible endpoint).
     reasoning_field: str | None = None
     #: How reasoning is asked for here: "effort" in words, "budget" in tokens, "off" not at all, and switched off where
     #: the protocol can. None: as the protocol usually does. What "off" drops of a request is told as dropped.
     reasoning: str | None = None
+    #: A quirk of Chat Completions: reasoning is asked for by an object, `reasoning: {effort}` or `{max_tokens}`.
+    reasoning_object: bool = False
+    #: A quirk of Chat Completions: the provider takes `cache_control` on parts of messages and on tools.
+    cache_control: bool = False
     max_response_bytes: int = 32 * 1024 * 1024
 
 
