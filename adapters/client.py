@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextvars import ContextVar
 from importlib.metadata import version
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -112,7 +112,7 @@ class Upstream:
         try:
             body = await _Body(response, call.endpoint, clock).whole()
             answer = protocol.parse_response(response.status, response.headers, body)
-            return answer if left is None else msgspec.structs.replace(answer, remaining=left)
+            return _completed(answer, _Told(remaining=left, dropped=request.dropped))
         except ProviderError as error:
             error.remaining = left
             raise
@@ -144,7 +144,7 @@ class Upstream:
                 error.remaining = left
                 raise error
             parser = protocol.new_parser(call.endpoint, response.headers)
-            yield _Batches(parser, body, clock, clocks.gap_s, left)
+            yield _Batches(parser, body, clock, clocks.gap_s, _Told(remaining=left, dropped=request.dropped))
         finally:
             response.close()
 
@@ -336,6 +336,22 @@ class _Body:
         return data
 
 
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer tells beside what its protocol read in it."""
+
+    remaining: Remaining | None
+    dropped: tuple[str, ...]
+
+
+_A = TypeVar("_A", ChatResponse, Finished)
+
+
+def _completed(answer: _A, told: _Told) -> _A:
+    if told.remaining is None and not told.dropped:
+        return answer
+    return msgspec.structs.replace(answer, remaining=told.remaining, dropped=told.dropped)
+
+
 class _Batches:
     """
     The events of one stream, in the batches they came in. `Finished` is the last one, or an error is raised.
@@ -352,17 +368,17 @@ class _Batches:
         "_over",
         "_parser",
         "_payloads",
-        "_remaining",
         "_started",
+        "_told",
         "_trail",
     )
 
-    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, left: Remaining | None) -> None:
+    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, told: _Told) -> None:
         self._parser = parser
         self._body = body
         self._clock = clock
         self._gap_s = gap_s
-        self._remaining = left
+        self._told = told
         self._finished: Finished | None = None
         #: Content was seen: the gap clock has taken over.
         self._started = False
@@ -384,7 +400,7 @@ class _Batches:
             raise
         except BaseException as error:
             if isinstance(error, ProviderError):
-                error.remaining = self._remaining
+                error.remaining = self._told.remaining
             self._over = True
             self._body.close()
             raise
@@ -412,8 +428,9 @@ class _Batches:
         if not isinstance(last, Finished):
             self._run_clock(batch)
             return batch
-        if self._remaining is not None:
-            last = msgspec.structs.replace(last, remaining=self._remaining)
+        completed = _completed(last, self._told)
+        if completed is not last:
+            last = completed
             batch = [*batch[:-1], last]
         if self._body.ended:
             self._over = True

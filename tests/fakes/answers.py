@@ -160,7 +160,7 @@ def _told_choice(
             for image in images
         ]
     if logprobs is not None:
-        told_choice["logprobs"] = [msgspec.to_builtins(token) for token in logprobs]
+        told_choice["logprobs"] = msgspec.json.decode(msgspec.json.encode(logprobs))
     return told_choice
 
 

@@ -4,7 +4,8 @@ OpenAI's Chat Completions, and everyone who speaks it.
     schema     the wire format, as far as something is read from it
     requests   requests, both ways
     answers    whole answers, both ways; usage and cost
-    stream     chunks to events, with proof of the end
+    stream     a provider's chunks to events, with proof of the end
+    chunks     events to a caller's chunks, and errors as a caller is told them
     failures   the error table and its envelopes
 
 Differences between vendors are handled by tolerance in reading, and in writing by the quirks an `Endpoint` carries: no
@@ -16,9 +17,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from adapters.chat import ChatRequest, ChatResponse
-from adapters.contract import Endpoint, HttpRequest, StreamParser, UpstreamCall
+from adapters.contract import (
+    AnswerHead,
+    Endpoint,
+    HttpRequest,
+    StreamParser,
+    StreamRenderer,
+    ToldError,
+    UpstreamCall,
+)
 from adapters.errors import ProviderError
 from adapters.protocols.chat_completions import answers, failures, requests
+from adapters.protocols.chat_completions.chunks import ChunkRenderer, render_error
 from adapters.protocols.chat_completions.requests import Envelope, envelope
 from adapters.protocols.chat_completions.stream import ChatStream
 
@@ -36,6 +46,12 @@ class ChatCompletions:
 
     def render_response(self, response: ChatResponse) -> bytes:
         return answers.render_answer(response)
+
+    def new_renderer(self, head: AnswerHead) -> StreamRenderer:
+        return ChunkRenderer(head)
+
+    def render_error(self, error: ToldError) -> bytes:
+        return render_error(error)
 
     def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
         return requests.render_request(call, stream=stream)

@@ -51,6 +51,8 @@ class ToolCallIn(Wire):
     id: str | None = None
     type: str = "function"
     function: FunctionCall | None = None
+    #: Gemini's: `google.thought_signature`.
+    extra_content: Any = None
 
 
 class MessageIn(Wire):
@@ -63,6 +65,7 @@ class MessageIn(Wire):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: Any = None
 
 
 class PartIn(Wire):
@@ -72,6 +75,8 @@ class PartIn(Wire):
     image_url: ImageUrl | None = None
     input_audio: InputAudio | None = None
     file: File | None = None
+    #: Mistral's, of an assistant.
+    thinking: str | tuple[dict[str, Any], ...] | None = None
     cache_control: CacheControl | None = None
 
 
@@ -80,11 +85,13 @@ class FunctionIn(Wire):
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolIn(Wire):
     type: str = "function"
     function: FunctionIn | None = None
+    cache_control: CacheControl | None = None
 
 
 class NamedFunction(Wire):
@@ -137,6 +144,8 @@ class RequestIn(Wire):
     top_logprobs: Count | None = None
     logit_bias: dict[str, float] | None = None
     reasoning_effort: str | None = None
+    #: OpenRouter's: an effort or a number of tokens, and more.
+    reasoning: Any = None
     verbosity: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
@@ -175,29 +184,49 @@ class FunctionOut(Wire):
     arguments: str | dict[str, Any] | None = None
 
 
+class ReasoningDetail(Wire):
+    """OpenRouter's form of a block of reasoning, in answers and on its way back. Its type tells what it holds."""
+
+    type: str | None = None
+    text: str | None = None
+    summary: str | None = None
+    data: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    index: int | None = None
+
+
+class CustomOut(Wire):
+    name: str | None = None
+    input: str | None = None
+
+
 class ToolCallOut(Wire):
     index: int | None = None
     id: str | None = None
     function: FunctionOut | None = None
-
-
-class ReasoningDetail(Wire):
-    type: str | None = None
-    text: str | None = None
-    signature: str | None = None
+    custom: CustomOut | None = None
+    #: Gemini's: `google.thought_signature`.
+    extra_content: Any = None
 
 
 class Content(Wire):
-    """A `message` or a `delta`."""
+    """A `message` or a `delta`. What is left untyped is looked at with care: it never fails an answer."""
 
     #: A list of parts at Mistral.
     content: str | tuple[dict[str, Any], ...] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    reasoning_details: tuple[ReasoningDetail, ...] | None = None
+    reasoning_details: Any = None
     tool_calls: tuple[ToolCallOut, ...] | None = None
     function_call: FunctionOut | None = None
+    #: OpenRouter's pictures.
+    images: Any = None
+    annotations: Any = None
+    audio: Any = None
+    #: Groq's own tools, already run.
+    executed_tools: Any = None
 
 
 class ChoiceOut(Wire):
@@ -206,6 +235,18 @@ class ChoiceOut(Wire):
     message: Content | None = None
     finish_reason: str | None = None
     native_finish_reason: str | None = None
+    logprobs: Any = None
+
+
+class TokenOut(Wire):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None = None
+    top_logprobs: tuple[TokenOut, ...] | None = None
+
+
+class LogprobsOut(Wire):
+    content: tuple[TokenOut, ...] | None = None
 
 
 class XGroq(Wire):
@@ -220,6 +261,9 @@ class LooseAnswer(Wire):
     model: str | None = None
     choices: tuple[ChoiceOut, ...] | None = None
     error: Any = None
+    #: Perplexity's sources.
+    citations: Any = None
+    search_results: Any = None
 
 
 class AnswerOut(LooseAnswer):

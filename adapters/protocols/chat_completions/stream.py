@@ -19,6 +19,9 @@ from adapters.chat import (
     ChoiceEnd,
     Event,
     Finished,
+    Image,
+    ImageOutput,
+    LogprobsDelta,
     ReasoningDelta,
     RefusalDelta,
     TextDelta,
@@ -41,7 +44,7 @@ _SENTINEL = b"[DONE]"
 class _Call:
     """A tool call as it comes in."""
 
-    __slots__ = ("held", "id", "index", "started")
+    __slots__ = ("held", "id", "index", "signature", "started")
 
     def __init__(self, index: int, call_id: str) -> None:
         #: Counted from 0, whatever the provider counts from.
@@ -49,13 +52,14 @@ class _Call:
         self.id = call_id
         #: Arguments that came before the name.
         self.held: list[str] = []
+        self.signature: str | None = None
         self.started = False
 
 
 class _Choice:
     """What is known of one choice."""
 
-    __slots__ = ("calls", "current", "finish", "refused", "said", "signature")
+    __slots__ = ("blocks", "calls", "current", "finish", "refused", "said")
 
     def __init__(self) -> None:
         self.finish: str | None = None
@@ -64,7 +68,7 @@ class _Choice:
         self.current: dict[int, _Call] = {}
         self.refused = False
         self.said = False
-        self.signature: str | None = None
+        self.blocks = answers.Blocks()
 
 
 class ChatStream:
@@ -87,6 +91,8 @@ class ChatStream:
         self._failure: ProviderError | None = None
         self._finished = False
         self._payloads = 0
+        #: What the canonical form does not carry, in the order it came: words of ours, so they are few.
+        self._omitted: dict[str, None] = {}
 
     @property
     def finished(self) -> bool:
@@ -176,6 +182,8 @@ class ChatStream:
             self._id = chunk.id
         if chunk.model:
             self._model = chunk.model
+        if chunk.citations or chunk.search_results:
+            answers.note_sources(chunk, self._omitted)
         for choice in chunk.choices or ():
             self._take_choice(choice, events)
 
@@ -208,6 +216,10 @@ class ChatStream:
             content = wire.message
         if content is not None:
             self._take_content(wire.index, choice, content, events)
+        if wire.logprobs is not None:
+            tokens = answers.read_logprobs(wire.logprobs, self._omitted)
+            if tokens:
+                events.append(LogprobsDelta(tokens, wire.index))
         if wire.finish_reason is None:
             return
         for reason in (wire.finish_reason, wire.native_finish_reason):
@@ -218,20 +230,22 @@ class ChatStream:
 
     def _take_content(self, index: int, choice: _Choice, content: Content, events: list[Event]) -> None:
         text = content.content
-        if type(text) is str and not (content.reasoning or content.reasoning_content or content.reasoning_details):
+        if type(text) is str and _is_plain(content):
             # What nearly every chunk is.
             if text:
                 choice.said = True
                 events.append(TextDelta(text, index))
         else:
-            for piece, is_reasoning in answers.texts(content):
+            for piece in answers.pieces_of(content, self._omitted):
                 choice.said = True
-                events.append(ReasoningDelta(piece, index) if is_reasoning else TextDelta(piece, index))
-        if content.reasoning_details:
-            signed = answers.signature(content)
-            if signed is not None and signed != choice.signature:
-                choice.signature = signed
-                events.append(ReasoningDelta("", index, signed))
+                if isinstance(piece, str):
+                    events.append(TextDelta(piece, index))
+                elif isinstance(piece, Image):
+                    events.append(ImageOutput(piece, index))
+                elif (block := choice.blocks.block_of(piece)) is not None:
+                    events.append(
+                        ReasoningDelta(piece.text, index, piece.signature, block, redacted=piece.redacted, id=piece.id)
+                    )
         if content.refusal:
             choice.said = choice.refused = True
             events.append(RefusalDelta(content.refusal, index))
@@ -241,16 +255,18 @@ class ChatStream:
                 events.extend(self._take_call(index, choice, call))
 
     def _take_call(self, choice_index: int, choice: _Choice, wire: ToolCallOut) -> Iterator[Event]:
-        name = wire.function.name if wire.function else None
+        name, piece, signed = answers.call_parts(wire, self._omitted)
         call = self._call_of(choice_index, choice, wire, name)
-        piece = answers.arguments_of(wire)
+        call.signature = signed or call.signature
         if not call.started:
             if not name:
                 call.held.append(piece)
                 return
             call.started = True
-            yield ToolCallStart(call.index, call.id, name, choice_index)
+            yield ToolCallStart(call.index, call.id, name, choice_index, call.signature)
             piece = "".join((*call.held, piece))
+        elif signed is not None:
+            self._omitted["late_signature"] = None
         if piece:
             yield ToolCallDelta(call.index, piece, choice_index)
 
@@ -285,7 +301,7 @@ class ChatStream:
             for call in choice.calls:
                 if not call.started:
                     call.started = True
-                    events.append(ToolCallStart(call.index, call.id, "", index))
+                    events.append(ToolCallStart(call.index, call.id, "", index, call.signature))
                     events.extend(ToolCallDelta(call.index, piece, index) for piece in call.held if piece)
         self._finished = True
         events.append(
@@ -303,6 +319,7 @@ class ChatStream:
                 response_id=self._id,
                 served_model=self._model,
                 provider_request_id=request_id(self._headers),
+                omitted=tuple(self._omitted),
             )
         )
 
@@ -315,6 +332,19 @@ class ChatStream:
             return
         events.extend(as_events(response))
         self._finished = True
+
+
+def _is_plain(content: Content) -> bool:
+    """It holds nothing but text, and perhaps a refusal and calls."""
+    return not (
+        content.reasoning
+        or content.reasoning_content
+        or content.reasoning_details
+        or content.images
+        or content.annotations
+        or content.audio
+        or content.executed_tools
+    )
 
 
 def _is_last(event: Event) -> bool:

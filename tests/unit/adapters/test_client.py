@@ -14,6 +14,7 @@ import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adapters.chat import ChatRequest, Event, Finished, Message, Role, Text, TextDelta, UsageReport
@@ -403,6 +404,30 @@ async def test_an_answer_that_does_not_say_what_is_left_carries_nothing(upstream
 
     async with raw_provider(answer) as provider:
         assert (await upstream.complete(call(provider.port))).remaining is None
+
+
+async def test_what_the_profile_leaves_out_of_a_request_is_told_with_the_answer(upstream):
+    async def whole(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+
+    async def in_pieces(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + FINISH + DONE)
+        await exchange.end()
+
+    async with raw_provider(whole) as provider:
+        of = call(provider.port, omit=frozenset({"seed", "user"}))
+        of = msgspec.structs.replace(of, request=msgspec.structs.replace(of.request, seed=1))
+        assert (await upstream.complete(of)).dropped == ("seed",)
+        # A whole answer to a request for a stream.
+        last = (await streamed(upstream, of))[-1]
+        assert isinstance(last, Finished)
+        assert last.dropped == ("seed",)
+    async with raw_provider(in_pieces) as provider:
+        of = msgspec.structs.replace(of, endpoint=call(provider.port, omit=frozenset({"seed"})).endpoint)
+        last = (await streamed(upstream, of))[-1]
+        assert isinstance(last, Finished)
+        assert last.dropped == ("seed",)
 
 
 async def test_an_error_that_was_cut_short_is_not_complete(upstream):
