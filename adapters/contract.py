@@ -183,7 +183,10 @@ class StreamParser(Protocol):
 
 
 class WireProtocol(Protocol):
-    """One format, both ways. `parse_request` and `render_response` face our callers, the others the providers."""
+    """
+    One format, both ways. `parse_request`, `render_response`, `new_renderer` and `render_error` face our callers, the
+    others the providers.
+    """
 
     @property
     def name(self) -> str: ...
@@ -198,6 +201,14 @@ class WireProtocol(Protocol):
         ...
 
     def render_response(self, response: ChatResponse) -> bytes: ...
+
+    def new_renderer(self, head: AnswerHead) -> StreamRenderer:
+        """For one stream to a caller."""
+        ...
+
+    def render_error(self, error: ToldError) -> bytes:
+        """The body of an error response, with our stable code in it."""
+        ...
 
     def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
         """Raises `RequestNotExpressible` before anything is sent."""
