@@ -202,7 +202,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
         adapter = await stack.enter_async_context(Upstream())
         billing = Billing(await _prices(settings))
-        router = Router(settings.providers, settings.models, billing, settings.routing)
+        router = Router(settings.providers, settings.models, billing, settings.routing, settings.roles)
         pipeline = Pipeline(
             router=router,
             controller=controller,
@@ -243,7 +243,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 caller_fields=BY_NAME,
                 parse_options=options_from_json,
                 parse_chat=PROTOCOLS["chat_completions"].parse_request,
-                resolve=router.targets,
+                resolve=router.known,
                 unambiguous=unique_members,
                 settings=settings.jobs,
             ),
@@ -292,7 +292,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
 
 async def _prices(settings: Settings) -> PriceBook:
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library, free=settings.free)
     routes = {
         PricedRoute(provider.id, provider.base_url, model.name, target.model)
         for model in settings.models.values()

@@ -482,7 +482,8 @@ def intent(
             request_id=call.request_id,
             transport=call.transport,
             created_at=created_at,
-            requested_model=call.model,
+            # A role names no model: the configured one that was chosen for it stands in its place, for its price.
+            requested_model=call.model or route.asked,
             route_id=route.route_id,
             provider=route.provider.id,
             upstream_model=route.model,

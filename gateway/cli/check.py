@@ -10,7 +10,7 @@ import click
 from gateway import config
 from gateway.cli import tables
 from gateway.cli.failure import Failed
-from gateway.router import Provider
+from gateway.provider import Provider
 
 #: Models listed before the rest is counted.
 SHOWN = 4

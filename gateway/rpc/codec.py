@@ -47,7 +47,7 @@ from adapters.chat import (
 )
 from admission.lease import Class, Waiting
 from gateway.answer import Ended
-from gateway.call import Completion, Options, Resend
+from gateway.call import Completion, Options, Order, Resend, Unsupported
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.outcome import AttemptReport, Cost, Counters, Outcome, RouteReport
 from metering.cost import decimal_string
@@ -58,6 +58,7 @@ from protos.tollbridge.v1 import gateway_pb2 as pb
 MAX_ID_CHARS: Final = 256
 MAX_TAGS: Final = 64
 MAX_PROVIDERS: Final = 64
+MAX_MODELS: Final = 64
 #: A double holds every whole number up to this one (2**53), and a Struct has only doubles.
 _EXACT: Final = 9007199254740992.0
 #: What the store's numeric column takes.
@@ -91,6 +92,18 @@ _RESEND: Final = {
     pb.RESEND_UNCERTAIN_UNSPECIFIED: None,
     pb.RESEND_UNCERTAIN_NEVER: Resend.NEVER,
     pb.RESEND_UNCERTAIN_BEFORE_FIRST_BYTE: Resend.BEFORE_FIRST_BYTE,
+}
+_ORDERS: Final = {
+    pb.ORDER_UNSPECIFIED: None,
+    pb.ORDER_PRIORITY: Order.PRIORITY,
+    pb.ORDER_COST: Order.COST,
+    pb.ORDER_LATENCY: Order.LATENCY,
+    pb.ORDER_WEIGHTED: Order.WEIGHTED,
+}
+_UNSUPPORTED: Final = {
+    pb.UNSUPPORTED_UNSPECIFIED: None,
+    pb.UNSUPPORTED_REFUSE: Unsupported.REFUSE,
+    pb.UNSUPPORTED_DROP: Unsupported.DROP,
 }
 _MODES: Final = {
     pb.ToolChoice.MODE_UNSPECIFIED: None,
@@ -211,10 +224,14 @@ def _options(request: pb.CompletionRequest) -> Options:
         owner_fence=_whole(request, "owner_fence", least=0),
         klass=_member("class", _CLASSES, getattr(request, "class")),
         max_cost_usd=_money(request),
-        allowed_providers=_allowed_providers(request.allowed_providers),
+        allowed_providers=_names("allowed_providers", MAX_PROVIDERS, request.allowed_providers),
+        allowed_models=_names("allowed_models", MAX_MODELS, request.allowed_models),
         allow_failover=request.allow_failover if request.HasField("allow_failover") else True,
         resend_uncertain=_member("resend_uncertain", _RESEND, request.resend_uncertain),
         spill_after_s=_real(request, "spill_after_s", least=0.0),
+        order=_member("order", _ORDERS, request.order),
+        unsupported=_member("unsupported", _UNSUPPORTED, request.unsupported),
+        explain=request.explain,
     )
 
 
@@ -257,10 +274,10 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(tags)
 
 
-def _allowed_providers(providers: Sequence[str]) -> tuple[str, ...]:
-    if len(providers) > MAX_PROVIDERS:
-        _refuse("allowed_providers", f"more than {MAX_PROVIDERS}")
-    return tuple(_needed(f"allowed_providers[{at}]", provider) for at, provider in enumerate(providers))
+def _names(path: str, most: int, names: Sequence[str]) -> tuple[str, ...]:
+    if len(names) > most:
+        _refuse(path, f"more than {most}")
+    return tuple(_needed(f"{path}[{at}]", name) for at, name in enumerate(names))
 
 
 def _member(path: str, known: Mapping[Any, Any], value: int) -> Any:
@@ -712,6 +729,7 @@ def encode_outcome(outcome: Outcome) -> pb.Outcome:
         warnings=outcome.warnings,
         served_model=outcome.served_model,
         provider_request_id=outcome.provider_request_id,
+        left_out=[pb.LeftOut(provider=out.provider, model=out.model, reason=out.reason) for out in outcome.left_out],
     )
 
 

@@ -109,7 +109,7 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
     file.write_text(toml)
     settings = config.load(file, {})
     store = Store(url, settings.admission)
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library, free=settings.free)
     billing = Billing(prices)
     try:
         await store.configure()
@@ -117,7 +117,7 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
             line = WholeLine(url)
             line.controller = controller
             line.pipeline = Pipeline(
-                router=Router(settings.providers, settings.models, billing, settings.routing),
+                router=Router(settings.providers, settings.models, billing, settings.routing, settings.roles),
                 controller=controller,
                 adapter=adapter,
                 billing=billing,

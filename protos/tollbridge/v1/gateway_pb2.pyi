@@ -8,6 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Order(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORDER_UNSPECIFIED: _ClassVar[Order]
+    ORDER_PRIORITY: _ClassVar[Order]
+    ORDER_COST: _ClassVar[Order]
+    ORDER_LATENCY: _ClassVar[Order]
+    ORDER_WEIGHTED: _ClassVar[Order]
+
+class Unsupported(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNSUPPORTED_UNSPECIFIED: _ClassVar[Unsupported]
+    UNSUPPORTED_REFUSE: _ClassVar[Unsupported]
+    UNSUPPORTED_DROP: _ClassVar[Unsupported]
+
 class Class(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CLASS_UNSPECIFIED: _ClassVar[Class]
@@ -30,6 +44,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_REFUSAL: _ClassVar[FinishReason]
     FINISH_REASON_PAUSE: _ClassVar[FinishReason]
     FINISH_REASON_OTHER: _ClassVar[FinishReason]
+ORDER_UNSPECIFIED: Order
+ORDER_PRIORITY: Order
+ORDER_COST: Order
+ORDER_LATENCY: Order
+ORDER_WEIGHTED: Order
+UNSUPPORTED_UNSPECIFIED: Unsupported
+UNSUPPORTED_REFUSE: Unsupported
+UNSUPPORTED_DROP: Unsupported
 CLASS_UNSPECIFIED: Class
 CLASS_INTERACTIVE: Class
 CLASS_BATCH: Class
@@ -46,7 +68,7 @@ FINISH_REASON_PAUSE: FinishReason
 FINISH_REASON_OTHER: FinishReason
 
 class CompletionRequest(_message.Message):
-    __slots__ = ("model", "messages", "temperature", "top_p", "max_output_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "logit_bias", "reasoning_effort", "reasoning_budget_tokens", "end_user", "extra", "top_k", "verbosity", "tools", "tool_choice", "parallel_tool_calls", "response_format", "service_tier", "prompt_cache_key", "store", "metadata", "session_id", "debit_id", "idempotency_key", "scope_id", "run_id", "step_id", "skill", "skill_version", "role", "tags", "owner_fence", "tool", "max_cost_usd", "allowed_providers", "allow_failover", "resend_uncertain", "spill_after_s")
+    __slots__ = ("model", "messages", "temperature", "top_p", "max_output_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "logit_bias", "reasoning_effort", "reasoning_budget_tokens", "end_user", "extra", "top_k", "verbosity", "tools", "tool_choice", "parallel_tool_calls", "response_format", "service_tier", "prompt_cache_key", "store", "metadata", "session_id", "debit_id", "idempotency_key", "scope_id", "run_id", "step_id", "skill", "skill_version", "role", "tags", "owner_fence", "tool", "max_cost_usd", "allowed_providers", "allow_failover", "resend_uncertain", "spill_after_s", "allowed_models", "order", "unsupported", "explain")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +135,10 @@ class CompletionRequest(_message.Message):
     ALLOW_FAILOVER_FIELD_NUMBER: _ClassVar[int]
     RESEND_UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     SPILL_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_MODELS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     temperature: float
@@ -157,7 +183,11 @@ class CompletionRequest(_message.Message):
     allow_failover: bool
     resend_uncertain: ResendUncertain
     spill_after_s: float
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[str, float]] = ..., reasoning_effort: _Optional[str] = ..., reasoning_budget_tokens: _Optional[int] = ..., end_user: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., top_k: _Optional[int] = ..., verbosity: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., service_tier: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., store: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., session_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., scope_id: _Optional[str] = ..., run_id: _Optional[str] = ..., step_id: _Optional[str] = ..., skill: _Optional[str] = ..., skill_version: _Optional[str] = ..., role: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., owner_fence: _Optional[int] = ..., tool: _Optional[str] = ..., max_cost_usd: _Optional[str] = ..., allowed_providers: _Optional[_Iterable[str]] = ..., allow_failover: _Optional[bool] = ..., resend_uncertain: _Optional[_Union[ResendUncertain, str]] = ..., spill_after_s: _Optional[float] = ..., **kwargs) -> None: ...
+    allowed_models: _containers.RepeatedScalarFieldContainer[str]
+    order: Order
+    unsupported: Unsupported
+    explain: bool
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[str, float]] = ..., reasoning_effort: _Optional[str] = ..., reasoning_budget_tokens: _Optional[int] = ..., end_user: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., top_k: _Optional[int] = ..., verbosity: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., service_tier: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., store: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., session_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., scope_id: _Optional[str] = ..., run_id: _Optional[str] = ..., step_id: _Optional[str] = ..., skill: _Optional[str] = ..., skill_version: _Optional[str] = ..., role: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., owner_fence: _Optional[int] = ..., tool: _Optional[str] = ..., max_cost_usd: _Optional[str] = ..., allowed_providers: _Optional[_Iterable[str]] = ..., allow_failover: _Optional[bool] = ..., resend_uncertain: _Optional[_Union[ResendUncertain, str]] = ..., spill_after_s: _Optional[float] = ..., allowed_models: _Optional[_Iterable[str]] = ..., order: _Optional[_Union[Order, str]] = ..., unsupported: _Optional[_Union[Unsupported, str]] = ..., explain: _Optional[bool] = ..., **kwargs) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "text", "parts", "tool_calls", "tool_call_id", "name", "is_error", "refusal", "reasoning")
@@ -494,7 +524,7 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "debit_id", "route", "attempts", "usage", "cost", "ended", "settlement", "counters", "warnings", "served_model", "provider_request_id")
+    __slots__ = ("request_id", "debit_id", "route", "attempts", "usage", "cost", "ended", "settlement", "counters", "warnings", "served_model", "provider_request_id", "left_out")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DEBIT_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
@@ -507,6 +537,7 @@ class Outcome(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     debit_id: str
     route: Route
@@ -519,7 +550,18 @@ class Outcome(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     served_model: str
     provider_request_id: str
-    def __init__(self, request_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., ended: _Optional[str] = ..., settlement: _Optional[str] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., served_model: _Optional[str] = ..., provider_request_id: _Optional[str] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
+    def __init__(self, request_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., ended: _Optional[str] = ..., settlement: _Optional[str] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., served_model: _Optional[str] = ..., provider_request_id: _Optional[str] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+
+class LeftOut(_message.Message):
+    __slots__ = ("provider", "model", "reason")
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    provider: str
+    model: str
+    reason: str
+    def __init__(self, provider: _Optional[str] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "route", "status", "error_class", "http_status", "message", "cost", "code")

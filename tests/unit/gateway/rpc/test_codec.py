@@ -12,9 +12,9 @@ import pytest
 from adapters import chat
 from admission.lease import Class
 from gateway.answer import Ended
-from gateway.call import Completion, Resend
+from gateway.call import Completion, Order, Resend, Unsupported
 from gateway.errors import InvalidRequest
-from gateway.outcome import AttemptReport, Cost, Counters, Outcome
+from gateway.outcome import AttemptReport, Cost, Counters, LeftOut, Outcome
 from gateway.rpc import codec
 from metering.usage import Usage
 from protos.tollbridge.v1 import gateway_pb2 as pb
@@ -128,6 +128,10 @@ def test_every_field_of_the_request_arrives() -> None:
         allow_failover=False,
         resend_uncertain=pb.RESEND_UNCERTAIN_NEVER,
         spill_after_s=0,
+        allowed_models=["openai/*"],
+        order=pb.ORDER_LATENCY,
+        unsupported=pb.UNSUPPORTED_DROP,
+        explain=True,
     )
     setattr(request, "class", pb.CLASS_BATCH)
     request.tools[0].parameters.update({"type": "object"})
@@ -183,6 +187,8 @@ def test_every_field_of_the_request_arrives() -> None:
     assert (options.tags, options.owner_fence, options.klass) == ({"team": "a", "empty": ""}, 0, Class.BATCH)
     assert (options.max_cost_usd, options.allowed_providers) == (Decimal("0.10"), ("openai",))
     assert (options.allow_failover, options.resend_uncertain, options.spill_after_s) == (False, Resend.NEVER, 0.0)
+    assert (options.allowed_models, options.order) == (("openai/*",), Order.LATENCY)
+    assert (options.unsupported, options.explain) == (Unsupported.DROP, True)
 
 
 def test_no_field_of_the_request_is_unknown_to_the_codec() -> None:
@@ -471,6 +477,16 @@ def test_an_outcome_tells_zero_from_absent() -> None:
     )
     assert encoded.route.provider == "openai"
     assert (encoded.attempts[0].code, encoded.attempts[0].http_status) == ("first_byte_timeout", 200)
+
+
+def test_why_a_route_was_not_tried_is_told() -> None:
+    left_out = (LeftOut(provider="p", model="m", reason="capability: images"),)
+    cost = Cost(state="zero")
+    told = Outcome(
+        request_id="r", debit_id="d", ended="failed", attempts=(), cost=cost, settlement="settled", left_out=left_out
+    )
+    [out] = codec.encode_outcome(told).left_out
+    assert (out.provider, out.model, out.reason) == ("p", "m", "capability: images")
 
 
 def test_an_outcome_without_attempts_usage_and_counters_has_none() -> None:
