@@ -53,6 +53,8 @@ class EventDecoder:
         "_event",
         "_limit",
         "_more",
+        "_name",
+        "_name_bytes",
         "_skip_lf",
         "_start",
         "_stray",
@@ -73,6 +75,9 @@ class EventDecoder:
         self._more: list[bytes] = []
         self._data_bytes = 0
         self._event = b""
+        #: The last name that was read, and what it is as text.
+        self._name_bytes = b""
+        self._name = ""
         #: The last byte was a CR: an LF that follows belongs to it.
         self._skip_lf = False
         #: The first bytes, until it is known whether they are a byte order mark; None when that is over.
@@ -136,34 +141,37 @@ class EventDecoder:
         if self._stray:
             self._keep_stray(lines)
             return events
-        data = self._data
+        data, size, event = self._data, self._data_bytes, self._event
         for line in lines:
             if not line:
                 if data is not None:
                     if self._more:
                         data = b"\n".join((data, *self._more))
                         self._more.clear()
-                    events.append((self._event.decode(errors="replace") if self._event else "", data))
+                    if event != self._name_bytes:
+                        # Nearly every event of a stream has the name of the one before it.
+                        self._name_bytes, self._name = event, event.decode(errors="replace")
+                    events.append((self._name, data))
                     data = None
-                    self._data_bytes = 0
-                self._event = b""
-            elif line.startswith(b"data:") or line == b"data":
+                    size = 0
+                event = b""
+            elif line[:5] == b"data:" or line == b"data":
                 value = line[6:] if line[5:6] == b" " else line[5:]
-                self._data_bytes += len(value) + 1
-                if self._data_bytes > self._limit:
+                size += len(value) + 1
+                if size > self._limit:
                     raise EventTooLarge(self._limit)
                 if data is None:
                     data = value
                 else:
                     self._more.append(value)
-            elif line.startswith(b"event:"):
-                self._event = line[7:] if line[6:7] == b" " else line[6:]
+            elif line[:6] == b"event:":
+                event = line[7:] if line[6:7] == b" " else line[6:]
             elif line == b"event":
-                self._event = b""
+                event = b""
             elif self._stray is not None and line[0] in _OPENS_JSON:
                 self._keep_stray(lines[lines.index(line) :])
                 break
-        self._data = data
+        self._data, self._data_bytes, self._event = data, size, event
         return events
 
     def _keep_stray(self, lines: list[bytes]) -> None:

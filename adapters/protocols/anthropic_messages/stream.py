@@ -64,10 +64,11 @@ _KNOWN_DELTAS = frozenset({"text_delta", "input_json_delta", "thinking_delta", "
 class _Block:
     """A content block that was opened and not yet stopped."""
 
-    __slots__ = ("given", "kind", "number", "said", "signature")
+    __slots__ = ("given", "is_text", "kind", "number", "said", "signature")
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
+        self.is_text = kind == "text"
         #: Which of its kind it is, counted from 0; None until something of it was told.
         self.number: int | None = None
         #: Some of it came in a delta.
@@ -163,11 +164,11 @@ class MessageStream:
                         return
                     continue
                 wire = bare
-            if wire.type == "content_block_delta" and wire.delta is not None:
+            if wire.type == "content_block_delta" and (delta := wire.delta) is not None:
                 # What nearly every event is.
                 self._payloads += 1
                 if not self._finished:
-                    self._take_delta(wire.index, wire.delta, events)
+                    self._take_delta(wire.index, delta, events)
             else:
                 self._take_one(wire.type or name, data, wire, events)
             if self._failure is not None:
@@ -283,11 +284,14 @@ class MessageStream:
         if block is None:
             self._fail(Broken("the stream goes on with a block that is not open", code="malformed"))
             return
+        if delta.text is not None and block.is_text and delta.type == "text_delta":
+            block.said = True
+            if delta.text:
+                events.append(TextDelta(delta.text))
+            return
         match delta.type:
             case "text_delta":
-                if block.kind == "text" and delta.text:
-                    block.said = True
-                    events.append(TextDelta(delta.text))
+                pass  # of a block of another kind
             case "input_json_delta":
                 if block.kind == "tool_use" and block.number is not None and delta.partial_json:
                     block.said = True
