@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from adapters.contract import WireProtocol
 from adapters.protocols.anthropic_messages import AnthropicMessages
 from adapters.protocols.chat_completions import ChatCompletions
+from adapters.protocols.gemini import Gemini
 from adapters.protocols.responses import Responses
 
 PROTOCOLS: Mapping[str, WireProtocol] = {
-    protocol.name: protocol for protocol in (ChatCompletions(), AnthropicMessages(), Responses())
+    protocol.name: protocol for protocol in (ChatCompletions(), AnthropicMessages(), Responses(), Gemini())
 }
