@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from importlib.metadata import version
 from types import TracebackType
@@ -25,8 +25,18 @@ from aiohttp.tracing import Trace
 from typing_extensions import override
 
 from adapters.chat import ChatResponse, Event, Finished, UsageReport
-from adapters.contract import Batch, Endpoint, StreamParser, UpstreamCall, WireProtocol
-from adapters.errors import Broken, NotSent, ProviderError
+from adapters.contract import (
+    Batch,
+    EmbeddingCall,
+    EmbeddingProtocol,
+    EmbeddingResponse,
+    Endpoint,
+    HttpRequest,
+    StreamParser,
+    UpstreamCall,
+    WireProtocol,
+)
+from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
 from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
 
@@ -37,6 +47,9 @@ _TRAIL_BYTES = 64 * 1024
 #: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
 _KEEP_ALIVE_S = 15.0
 _READ_BUFFER_BYTES = 64 * 1024
+
+
+_A = TypeVar("_A", ChatResponse, Finished, EmbeddingResponse)
 
 
 class _Dispatch:
@@ -104,6 +117,28 @@ class Upstream:
         """A whole answer. Runs only the clock for connecting and the deadline."""
         protocol = self._protocols[call.endpoint.protocol]
         request = protocol.render_request(call, stream=False)
+        return await self._whole(call, request, protocol.parse_response)
+
+    async def embed(self, call: EmbeddingCall) -> EmbeddingResponse:
+        """
+        A vector for each input. As `complete`, and raises `RequestNotExpressible` where the endpoint's protocol has no
+        embeddings.
+        """
+        protocol = self._protocols[call.endpoint.protocol]
+        if not isinstance(protocol, EmbeddingProtocol):
+            raise RequestNotExpressible("", f"{call.endpoint.protocol} has no embeddings")
+        answer = await self._whole(call, protocol.render_embedding_request(call), protocol.parse_embedding_response)
+        if len(answer.vectors) != len(call.request.inputs):
+            raise Broken("the answer has not one embedding for each input", code="malformed")
+        return answer
+
+    async def _whole(
+        self,
+        call: UpstreamCall | EmbeddingCall,
+        request: HttpRequest,
+        parse: Callable[[int, Mapping[str, str], bytes], _A],
+    ) -> _A:
+        """Sends, and gives what `parse` makes of the whole answer."""
         clock = _Clock(call.deadline)
         response = await self._send(
             call.endpoint, "POST", request.path, request.headers, request.body, clock, encoding="gzip, deflate"
@@ -111,13 +146,13 @@ class Upstream:
         left = remaining(response.headers, clock.now())
         try:
             body = await _Body(response, call.endpoint, clock).whole()
-            answer = protocol.parse_response(response.status, response.headers, body)
-            return _completed(answer, _Told(remaining=left, dropped=request.dropped))
+            answer = parse(response.status, response.headers, body)
         except ProviderError as error:
             error.remaining = left
             raise
         finally:
             response.close()
+        return _completed(answer, _Told(remaining=left, dropped=request.dropped))
 
     @contextlib.asynccontextmanager
     async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
@@ -341,9 +376,6 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
     remaining: Remaining | None
     dropped: tuple[str, ...]
-
-
-_A = TypeVar("_A", ChatResponse, Finished)
 
 
 def _completed(answer: _A, told: _Told) -> _A:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -227,6 +227,7 @@ class WireProtocol(Protocol):
         ...
 
 
+@runtime_checkable
 class EmbeddingProtocol(Protocol):
     """One format for embeddings, both ways; a wire protocol that has them offers these, too."""
 
