@@ -34,8 +34,8 @@ from gateway.errors import (
     StreamBroken,
     UpstreamRejected,
 )
-from gateway.outcome import AttemptReport, Outcome
-from gateway.router import Route, RoutingSettings
+from gateway.outcome import AttemptReport, LeftOut, Outcome
+from gateway.router import Plan, Route, RoutingSettings
 from metering.cost import decimal_string
 from metering.usage import NOTHING
 
@@ -81,6 +81,8 @@ class Run:
         self.cooling: list[tuple[float, Route]] = []
         #: The place in each group's order that a retry after a rate limit keeps.
         self.places: dict[str, int] = {}
+        #: Why others were not planned, where the request asked.
+        self.left_out: tuple[LeftOut, ...] = ()
         self.warnings = (
             ("idempotency_key: kept for the record, not enforced by this version",)
             if call.options.idempotency_key is not None
@@ -97,10 +99,12 @@ class Run:
             return None
         return self.call.deadline - asyncio.get_running_loop().time()
 
-    def planned(self, routes: Sequence[Route]) -> Sequence[Route]:
+    def planned(self, plan: Plan) -> Sequence[Route]:
         """The routes to be tried, in order. A single one is waited for, whatever keeps it back."""
-        self.patient = routes[0] if len(routes) == 1 else None
-        return routes
+        self.patient = plan.routes[0] if len(plan.routes) == 1 else None
+        if self.call.options.explain:
+            self.left_out = plan.left_out
+        return plan.routes
 
     def refused(self, refusal: Refusal, route: Route | None = None) -> None:
         """Takes note of a refusal, and of a route that may be waited for; raises where no other could do better."""
@@ -251,7 +255,8 @@ class Run:
             counters=receipt.counters,
             served_model=None if attempt is None else attempt.served_model,
             provider_request_id=None if attempt is None else attempt.provider_request_id,
-            warnings=self.warnings,
+            warnings=self.warnings if attempt is None else self.warnings + attempt.warnings,
+            left_out=self.left_out,
         )
         return self.done
 

@@ -88,8 +88,8 @@ class Pipeline:
         self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T], *, streamed: bool
     ) -> tuple[Attempt, T]:
         """The first route that gets to content. What it holds open goes onto `stack`."""
-        plan = self._router.plan(run.call)
-        routes = run.planned(plan.routes)
+        plan = self._router.plan(run.call, streamed=streamed)
+        routes = run.planned(plan)
         while True:
             again: list[Route] = []
             for place, route in enumerate(routes):
@@ -117,8 +117,10 @@ class Pipeline:
                     else:
                         self._controller.content_seen(lease)
                         run.first_byte_s = attempt.first_byte_s
+                        self._router.seen(route, attempt.start_s, streamed=streamed)
                         stack.push_async_exit(trial.pop_all())
                         return attempt, begun
+                    self._router.seen(route, attempt.start_s, streamed=streamed)
                     receipt = await self._attempts.settle(attempt, run.reports)
                 if run.goes_on(attempt, receipt):
                     again.append(route)
@@ -211,7 +213,9 @@ class Pipeline:
             )
 
     async def _first_content(self, attempt: Attempt) -> list[Delta]:
-        attempt.rest = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
+        attempt.rest = await self._told(
+            attempt, lambda: attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
+        )
         async for batch in attempt.rest:
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
@@ -219,9 +223,18 @@ class Pipeline:
         raise Broken("the stream ended without a terminal", code="no_terminal")
 
     async def _whole_answer(self, attempt: Attempt) -> ChatResponse:
-        response = await self._adapter.complete(attempt.upstream)
+        response = await self._told(attempt, lambda: self._adapter.complete(attempt.upstream))
         attempt.answered(response)
         return response
+
+    async def _told(self, attempt: Attempt, ask: Callable[[], Awaitable[T]]) -> T:
+        """Asks again without what the route has no word for, where it may be dropped: nothing was sent yet."""
+        while True:
+            try:
+                return await ask()
+            except RequestNotExpressible as error:
+                if not attempt.drops(error.path):
+                    raise
 
     # ---------------------------------------------------------------- after the commit point
 

@@ -193,8 +193,15 @@ class Router:
         self._costs = costs
         self._places: dict[str, tuple[_Place, ...]] = {}
         self._routes: dict[tuple[str, int, int], Route | None] = {}
-        #: Fed by the line with what it sees.
-        self.latencies = Latencies(time.monotonic)
+        self._latencies = Latencies(time.monotonic)
+
+    def seen(self, route: Route, seconds: float | None, *, streamed: bool) -> None:
+        """
+        The line tells how long a route took to its first content, or is to be taken for: to fail at once is not to be
+        quick. None: that says nothing of it.
+        """
+        if seconds is not None:
+            self._latencies.observe(route.route_id, seconds, streamed=streamed)
 
     # ---------------------------------------------------------------- what is asked for
 
@@ -326,7 +333,7 @@ class Router:
                     route_id=route.route_id,
                     fallback=place.fallback,
                     cost=None if order is Order.LATENCY else self._costs.about(call, route),
-                    latency_s=self.latencies.seconds(route.route_id, streamed=streamed),
+                    latency_s=self._latencies.seconds(route.route_id, streamed=streamed),
                     weight=route.weight,
                 )
             )

@@ -311,12 +311,12 @@ def test_the_quickest_of_late_comes_first_and_one_that_nobody_tried_before_all(t
     router = made(tmp_path, "[models.m]\norder = 'latency'\nproviders = ['a', 'b']")
     by_provider = {route.provider.id: route for route in router.plan(call()).routes}
     assert list(by_provider) == ["a", "b"]
-    router.latencies.observe(by_provider["a"].route_id, 0.5, streamed=True)
+    router.seen(by_provider["a"], 0.5, streamed=True)
     assert served(router.plan(call())) == ["b", "a"]
-    router.latencies.observe(by_provider["b"].route_id, 0.9, streamed=True)
+    router.seen(by_provider["b"], 0.9, streamed=True)
     assert served(router.plan(call())) == ["a", "b"]
     for _ in range(5):
-        router.latencies.observe(by_provider["a"].route_id, 3.0, streamed=True)
+        router.seen(by_provider["a"], 3.0, streamed=True)
     assert served(router.plan(call())) == ["b", "a"]
     # Of plain answers nothing is known yet.
     assert served(router.plan(call(), streamed=False)) == ["a", "b"]
