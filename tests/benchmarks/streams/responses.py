@@ -35,6 +35,7 @@ def stream(events: int) -> bytes:
         {"type": "response.completed", "response": {**_RESPONSE, "status": "completed", "usage": usage}},
     ]
     return b"".join(
-        f"event: {event['type']}\ndata: {json.dumps({**event, 'sequence_number': n}, separators=(',', ':'))}\n\n".encode()
+        b"event: %b\ndata: %b\n\n"
+        % (event["type"].encode(), json.dumps({**event, "sequence_number": n}, separators=(",", ":")).encode())
         for n, event in enumerate(told)
     )
