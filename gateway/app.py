@@ -66,9 +66,9 @@ async def open_database(settings: Settings) -> AsyncIterator[str]:
             server = await stack.enter_async_context(embedded.running(settings.data_dir))
             url = server.url
             await stack.enter_async_context(_background(_keep_alive(server), name="embedded database"))
-        await database.migrate(url, wait_s=_START_WAIT_S)
+        await database.migrate(url, wait_s=_START_WAIT_S, pooled=settings.pooled)
         if settings.content_database_url is not None:
-            await database.migrate(settings.content_database_url, wait_s=_START_WAIT_S)
+            await database.migrate(settings.content_database_url, wait_s=_START_WAIT_S, pooled=settings.pooled)
         yield url
 
 
@@ -100,7 +100,7 @@ async def _partition(ledger: Ledger) -> None:
 async def bootstrap_keys(url: str, settings: Settings) -> Bootstrap:
     """What a first start does about API keys."""
     async with (
-        database.open_pool(url, name="tollbridge keys", size=1, wait_s=_START_WAIT_S) as pool,
+        database.open_pool(url, name="tollbridge keys", size=1, wait_s=_START_WAIT_S, pooled=settings.pooled) as pool,
         Keys.open(pool) as keys,
     ):
         return await keys.bootstrap(settings.api_key)
@@ -168,22 +168,30 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(
-            database.open_pool(url, name="tollbridge control", size=4, wait_s=_START_WAIT_S)
+            database.open_pool(url, name="tollbridge control", size=4, wait_s=_START_WAIT_S, pooled=settings.pooled)
         )
         content = await stack.enter_async_context(
             database.open_pool(
-                settings.content_database_url or url, name="tollbridge content", size=8, wait_s=_START_WAIT_S
+                settings.content_database_url or url,
+                name="tollbridge content",
+                size=8,
+                wait_s=_START_WAIT_S,
+                pooled=settings.pooled,
             )
         )
         # Of its own, so that no reader keeps it from hearing of a revocation.
         keys = await stack.enter_async_context(
-            Keys.open(await stack.enter_async_context(database.open_pool(url, name="tollbridge keys", size=1)))
+            Keys.open(
+                await stack.enter_async_context(
+                    database.open_pool(url, name="tollbridge keys", size=1, pooled=settings.pooled)
+                )
+            )
         )
         ledger = Ledger(control, zone=settings.admission.zone)
         await _partition(ledger)
         await stack.enter_async_context(_background(_partition_hourly(ledger), name="partitions"))
 
-        store = Store(url, settings.admission)
+        store = Store(url, settings.admission, listen_url=settings.listen_database_url)
         stack.push_async_callback(store.close)
         if others := await store.configure():
             log.warning("gateway.newer_limits_in_force", groups=others, hint="raise admission.revision to replace them")

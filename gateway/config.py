@@ -62,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: None: an embedded PostgreSQL in the data directory.
     database_url: str | None
     content_database_url: str | None
+    #: The server itself, where the database URLs are those of a pooler that hands out sessions by transaction.
+    listen_database_url: str | None
     rest: Listen
     grpc: Listen
     #: A key with every scope, given by the operator.
@@ -74,6 +76,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
+
+    @property
+    def pooled(self) -> bool:
+        """The database URLs are a pooler's: no session is this process's own."""
+        return self.listen_database_url is not None
 
     @property
     def free(self) -> dict[str, tuple[str, ...]]:
@@ -204,6 +211,9 @@ class _Resolved:
         grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
         database_url = self._database_url("database_url", parsed.gateway.database_url)
         content_database_url = self._database_url("content_database_url", parsed.gateway.content_database_url)
+        listen_database_url = self._database_url("listen_database_url", parsed.gateway.listen_database_url)
+        if listen_database_url is not None and database_url is None:
+            self._wrong("gateway.listen_database_url", "needs gateway.database_url, which is the pooler's then")
         if fault := environment_key_fault(environ.get("TOLLBRIDGE_API_KEY") or None):
             self._wrong("TOLLBRIDGE_API_KEY", fault)
         if self._faults:
@@ -214,6 +224,7 @@ class _Resolved:
             data_dir=Path(environ.get("TOLLBRIDGE_DATA_DIR") or parsed.gateway.data_dir or ".tollbridge"),
             database_url=database_url,
             content_database_url=content_database_url,
+            listen_database_url=listen_database_url,
             rest=rest,
             grpc=grpc,
             api_key=environ.get("TOLLBRIDGE_API_KEY") or None,

@@ -128,9 +128,16 @@ def url_fault(url: str) -> str | None:
     return None
 
 
-async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
+def _cache_size(*, pooled: bool) -> int:
+    # A pooler runs the next statement in another session, which does not know what this one has prepared. With no cache
+    # asyncpg parses each statement in the transaction that runs it. Else its own default.
+    return 0 if pooled else 100
+
+
+async def connect(url: str, *, name: str, wait_s: float = 0.0, pooled: bool = False) -> Connection:
     """
-    One dedicated connection, known to the server as `name`.
+    One dedicated connection, known to the server as `name`. `pooled`: the URL is that of a pooler which hands out
+    sessions by transaction.
 
     Within `wait_s` a server that is starting, recovering or restarting is tried again. Raises StoreUnavailable,
     UrlRefused.
@@ -141,7 +148,12 @@ async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
         try:
             with store_errors():
                 settings = {"application_name": name}
-                return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S, server_settings=settings)
+                return await asyncpg.connect(
+                    url,
+                    timeout=CONNECT_TIMEOUT_S,
+                    server_settings=settings,
+                    statement_cache_size=_cache_size(pooled=pooled),
+                )
         except (ValueError, OverflowError, TypeError):
             # asyncpg's own errors quote what they could not read.
             raise UrlRefused(f"{_SETTINGS} {_UNREADABLE}") from None
@@ -158,9 +170,11 @@ async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
 
 
 @contextlib.asynccontextmanager
-async def open_connection(url: str, *, name: str, wait_s: float = 0.0) -> AsyncIterator[Connection]:
+async def open_connection(
+    url: str, *, name: str, wait_s: float = 0.0, pooled: bool = False
+) -> AsyncIterator[Connection]:
     """`connect`, closed at the end; cut where the block fails, so that a dead server cannot hold up the error."""
-    connection = await connect(url, name=name, wait_s=wait_s)
+    connection = await connect(url, name=name, wait_s=wait_s, pooled=pooled)
     try:
         yield connection
     except BaseException:
@@ -171,14 +185,17 @@ async def open_connection(url: str, *, name: str, wait_s: float = 0.0) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def open_pool(url: str, *, name: str, size: int, wait_s: float = 0.0) -> AsyncIterator[Pool]:
+async def open_pool(
+    url: str, *, name: str, size: int, wait_s: float = 0.0, pooled: bool = False
+) -> AsyncIterator[Pool]:
     """
     At most `size` connections for what is not hot; they open on demand, so a server that died is found again.
+    `pooled` as for `connect`.
 
     Raises StoreUnavailable if the first connection cannot be made within `wait_s`. Leaving waits for the connections
     that are in use, bounded, then cuts them.
     """
-    async with open_connection(url, name=name, wait_s=wait_s):
+    async with open_connection(url, name=name, wait_s=wait_s, pooled=pooled):
         pass
     settings = {"application_name": name}
     pool = await asyncpg.create_pool(
@@ -188,6 +205,7 @@ async def open_pool(url: str, *, name: str, size: int, wait_s: float = 0.0) -> A
         timeout=CONNECT_TIMEOUT_S,
         command_timeout=STATEMENT_TIMEOUT_S,
         server_settings=settings,
+        statement_cache_size=_cache_size(pooled=pooled),
     )
     try:
         yield pool
@@ -235,15 +253,18 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.component}/{self.name}"
 
 
-async def migrate(url: str, sources: Sequence[Source] = MIGRATIONS, *, wait_s: float = 0.0) -> int:
+async def migrate(
+    url: str, sources: Sequence[Source] = MIGRATIONS, *, wait_s: float = 0.0, pooled: bool = False
+) -> int:
     """
     Bring the database up to `sources`; the number of files applied. All migrations come before all functions.
+    `pooled` as for `connect`.
 
     Idempotent, and safe in several processes at once. A database that newer code has migrated further is accepted as
     long as every file known here is in it unchanged. Raises MigrationRefused, StoreUnavailable, asyncpg.PostgresError.
     """
     files = [*_read(sources, "migrations"), *_read(sources, "functions")]
-    async with open_connection(url, name="tollbridge-migrate", wait_s=wait_s) as connection:
+    async with open_connection(url, name="tollbridge-migrate", wait_s=wait_s, pooled=pooled) as connection:
         with store_errors():
             applied = await _applied(connection)
             if applied is None:

@@ -181,6 +181,7 @@ class GatewayTable(Strict):
     data_dir: str | None = None
     database_url: str | None = None
     content_database_url: str | None = None
+    listen_database_url: str | None = None
     rest_listen: str | None = None
     grpc_listen: str | None = None
     #: Seconds that running requests get to end when the gateway stops.

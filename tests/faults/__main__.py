@@ -3,7 +3,8 @@ All fault scenarios, several rounds each: `python -m tests.faults [--seed N] [--
 
 Prints a table and exits with 1 where something did not hold, or where a fault that a scenario is about never happened.
 A round's seed is the first seed plus its number; it fixes what is done, not how real processes interleave, so a
-failure may need a few rounds of its seed to come again. The clock scenarios need libfaketime.
+failure may need a few rounds of its seed to come again. The clock scenarios need libfaketime, the one with a pooler
+PgBouncer.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rich.table import Table
 
 from gateway.database import DatabaseError
 from tests.faults.audit import Kind
+from tests.faults.pooler import PoolerMissing, pgbouncer
 from tests.faults.scenarios import SCENARIOS, Scenario, run
 from tests.faults.server import FaketimeMissing, faketime_library
 from tests.faults.world import Report, Violated
@@ -155,6 +157,12 @@ def main() -> int:
         try:
             faketime_library()
         except FaketimeMissing as missing:
+            console.print(f"[red]{missing}[/red]")
+            return 2
+    if any(one.pooled for one in chosen):
+        try:
+            pgbouncer()
+        except PoolerMissing as missing:
             console.print(f"[red]{missing}[/red]")
             return 2
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed

@@ -338,3 +338,18 @@ def test_a_database_url_that_cannot_be_one_is_refused_by_the_name_of_its_setting
 )
 def test_a_database_url_that_postgresql_knows_is_taken(tmp_path, url):
     assert load(tmp_path, GOOD, TOLLBRIDGE_DATABASE_URL=url).database_url == url
+
+
+def test_a_url_to_listen_at_tells_that_the_others_are_a_poolers(tmp_path):
+    assert not load(tmp_path, GOOD, TOLLBRIDGE_DATABASE_URL="postgresql://h/db").pooled
+    settings = load(
+        tmp_path,
+        GOOD,
+        TOLLBRIDGE_DATABASE_URL="postgresql://pooler/db",
+        TOLLBRIDGE_LISTEN_DATABASE_URL="postgresql://server/db",
+    )
+    assert settings.pooled
+    assert settings.listen_database_url == "postgresql://server/db"
+    [(told, reason)] = faults(tmp_path, GOOD, TOLLBRIDGE_LISTEN_DATABASE_URL="postgresql://server/db")
+    assert told == "gateway.listen_database_url"
+    assert "database_url" in reason
