@@ -49,6 +49,11 @@ SAFE_SENTENCES: tuple[re.Pattern[str], ...] = tuple(
         r"upstream request timeout",
         r"The model is at capacity",
         r"temporarily rate-limited upstream",
+        r"prompt is too long: \d+ tokens > \d+ maximum",
+        r"max_tokens: \d+ > \d+, which is the maximum allowed number of output tokens",
+        r"role 'system' is not supported on this model",
+        r"[`\"']?thinking\.type\.\w{1,16}[`\"']? is not supported for this model",
+        r"[`\"']?(?:temperature|top_[kp])[`\"']? is deprecated for this model",
         r"[Ii]nternal server error",
         r"Service (?:temporarily )?unavailable",
     )

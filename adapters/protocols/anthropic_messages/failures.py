@@ -29,6 +29,8 @@ _NO_CREDIT = frozenset(
     }
 )
 
+_PATH = re.compile(r"([a-z_]{1,32}(?:\.[a-z0-9_]{1,32}){0,8}): ")
+
 _FATAL, _OURS, _TRANSIENT = ErrorClass.FATAL, ErrorClass.OURS, ErrorClass.TRANSIENT
 
 TABLE: tuple[Rule, ...] = (
@@ -83,9 +85,8 @@ def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejec
     except (msgspec.DecodeError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        text = "" if b"<" in body[:64] else body[:512].decode(errors="replace")
         marks = frozenset({"not_json"}) if content is None else frozenset[str]()
-        return classify(TABLE, Failure(status=status, message=text, headers=headers, marks=marks))
+        return classify(TABLE, Failure(status=status, message=_text(body), headers=headers, marks=marks))
     return classify(TABLE, _failure(content.get("error", content), status=status, headers=headers))
 
 
@@ -94,6 +95,15 @@ def from_error(error: bytes | msgspec.Raw, *, headers: Mapping[str, str]) -> Rej
     failure = _failure(msgspec.json.decode(error) if bytes(error) else None, status=None, headers=headers)
     status = next((_STATUS_OF[code] for code in failure.codes if code in _STATUS_OF), None)
     return classify(TABLE, msgspec.structs.replace(failure, status=status))
+
+
+def from_text(error: bytes, *, headers: Mapping[str, str]) -> Rejected:
+    """An error event whose data is no JSON."""
+    return classify(TABLE, Failure(status=None, message=_text(error), headers=headers))
+
+
+def _text(body: bytes) -> str:
+    return "" if b"<" in body[:64] else body[:512].decode(errors="replace")
 
 
 def _failure(error: object, *, status: int | None, headers: Mapping[str, str]) -> Failure:
@@ -106,10 +116,18 @@ def _failure(error: object, *, status: int | None, headers: Mapping[str, str]) -
     message = inner.get("message")
     return Failure(
         status=status,
-        codes=tuple(code for code in codes if isinstance(code, str) and code),
+        # "error" is what the envelope is called.
+        codes=tuple(code for code in codes if isinstance(code, str) and code not in {"", "error"}),
         message=message[:2048] if isinstance(message, str) else "",
+        param=_param(message) if isinstance(message, str) else None,
         headers=headers,
     )
+
+
+def _param(message: str) -> str | None:
+    """The field at fault begins the sentence: "messages.0.content: ..."."""
+    found = _PATH.match(message)
+    return re.sub(r"\.(\d+)", r"[\1]", found.group(1)) if found else None
 
 
 def render_error(error: ToldError) -> bytes:

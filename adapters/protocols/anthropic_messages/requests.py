@@ -101,7 +101,8 @@ def parse_request(body: bytes) -> ChatRequest:
 
 
 def _keep_unmapped(raw: msgspec.Raw, known: Iterable[str], path: str, unmapped: list[str]) -> None:
-    unmapped += [f"{path}.{name}" for name, value in _fields.decode(raw).items() if name not in known and given(value)]
+    fields = _fields.decode(raw).items()
+    unmapped += [f"{path}.{name}" for name, value in fields if name not in known and given(value) is not None]
 
 
 def _ttl(control: schema.CacheControl | None) -> str | None:

@@ -118,10 +118,12 @@ class MessageStream:
             return ()
         events: list[Event] = []
         try:
-            self._take(self._body.feed(data), events)
+            received = self._body.feed(data)
         except EventTooLarge as error:
             self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events)
+        else:
+            self._take(received, events)
+        return self._given(events) if self._finished or self._failure is not None else events
 
     def close(self) -> Batch:
         if self._failure is not None:
@@ -164,13 +166,20 @@ class MessageStream:
                         return
                     continue
                 wire = bare
-            if wire.type == "content_block_delta" and (delta := wire.delta) is not None:
-                # What nearly every event is.
-                self._payloads += 1
-                if not self._finished:
-                    self._take_delta(wire.index, delta, events)
-            else:
+            delta = wire.delta
+            if delta is None or wire.type != "content_block_delta":
                 self._take_one(wire.type or name, data, wire, events)
+            else:
+                self._payloads += 1
+                if self._finished:
+                    continue
+                block = self._open.get(wire.index)
+                if block is not None and block.is_text and delta.text and delta.type == "text_delta":
+                    # What nearly every event is.
+                    block.said = True
+                    events.append(TextDelta(delta.text))
+                    continue
+                self._take_delta(block, delta, events)
             if self._failure is not None:
                 return
 
@@ -179,7 +188,9 @@ class MessageStream:
         try:
             bare = _bare_event.decode(data)
         except (msgspec.DecodeError, RecursionError):
-            if name in _NEEDED or (not name and data[:1] == b"{"):
+            if name == "error":
+                self._fail(failures.from_text(data, headers=self._headers), error)
+            elif name in _NEEDED or (not name and data[:1] == b"{"):
                 self._fail(Broken("an event of the stream is not as documented", code="malformed"), error)
             return None
         kind = bare.type or name
@@ -205,6 +216,11 @@ class MessageStream:
                     self._fail(Broken("a block of the stream has no content", code="malformed"))
                 else:
                     self._take_start(wire.index, wire.content_block, events)
+            case "content_block_delta":
+                if wire.delta is None:
+                    self._fail(Broken("a block of the stream goes on with nothing", code="malformed"))
+                else:
+                    self._take_delta(self._open.get(wire.index), wire.delta, events)
             case "content_block_stop":
                 self._take_stop(self._open.pop(wire.index, None), events)
             case "message_start":
@@ -279,19 +295,15 @@ class MessageStream:
                     self._model = wire.to.model or self._model
                 self._omitted.add(kind)
 
-    def _take_delta(self, index: int, delta: DeltaOut, events: list[Event]) -> None:
-        block = self._open.get(index)
+    def _take_delta(self, block: _Block | None, delta: DeltaOut, events: list[Event]) -> None:
         if block is None:
             self._fail(Broken("the stream goes on with a block that is not open", code="malformed"))
             return
-        if delta.text is not None and block.is_text and delta.type == "text_delta":
-            block.said = True
-            if delta.text:
-                events.append(TextDelta(delta.text))
-            return
         match delta.type:
             case "text_delta":
-                pass  # of a block of another kind
+                if block.is_text and delta.text:
+                    block.said = True
+                    events.append(TextDelta(delta.text))
             case "input_json_delta":
                 if block.kind == "tool_use" and block.number is not None and delta.partial_json:
                     block.said = True

@@ -326,8 +326,7 @@ class _Rendering:
     def _reasoning(self) -> tuple[dict[str, Any] | None, str | None, int]:
         """`thinking`, `output_config.effort`, and the limit of output tokens."""
         request, mode = self._request, self._endpoint.reasoning
-        limit = request.max_output_tokens
-        default = _default_max_tokens(self._endpoint)
+        limit, default = request.max_output_tokens, _default_max_tokens(self._endpoint)
         effort, budget = request.reasoning_effort, request.reasoning_budget_tokens
         if mode == "off":
             if effort not in {None, "none"}:
@@ -335,24 +334,30 @@ class _Rendering:
             if budget:
                 self._dropped.append("reasoning_budget_tokens")
             effort, budget = None, 0
-        if budget == 0 or (budget is None and effort == "none"):
-            return {"type": "disabled"}, None, limit or default
-        if mode == "effort" and budget is not None:
-            effort, budget = effort or effort_of(budget), None
-        made = mode == "budget" and budget is None and effort is not None
-        if made and effort is not None:
-            budget, effort = budget_of(effort), None
-        word = _effort(effort)
-        if budget is None:
-            return ({"type": "adaptive"} if word is not None else None), word, _limit(limit, default)
+        if effort == "none":
+            effort, budget = None, budget or 0
+        if effort is not None and budget and mode in {"effort", "budget"}:
+            # One wish in two forms, of which the provider takes one.
+            self._dropped.append("reasoning_budget_tokens" if mode == "effort" else "reasoning_effort")
+            effort, budget = (effort, None) if mode == "effort" else (None, budget)
+        if mode == "effort" and budget:
+            effort, budget = effort_of(budget), None
+        path = "reasoning_budget_tokens"
+        if mode == "budget" and budget is None and effort is not None:
+            path, budget = "reasoning_effort", budget_of(effort)
+            effort = None
+            if limit is not None:
+                budget = min(budget, max(limit // 2, _LEAST_BUDGET))
+        if effort == "minimal":
+            effort = "low"  # this API's least
+        if not budget:
+            thinking = {"type": "disabled"} if budget == 0 else None if effort is None else {"type": "adaptive"}
+            return thinking, effort, default if limit is None else limit
         if limit is None:
             limit = default + budget
-        elif made:
-            budget = min(budget, max(limit // 2, _LEAST_BUDGET))
-        path = "reasoning_effort" if made else "reasoning_budget_tokens"
         if not _LEAST_BUDGET <= budget < limit:
             raise RequestNotExpressible(path, f"{NAME} takes a budget of at least {_LEAST_BUDGET}, below max_tokens")
-        return {"type": "enabled", "budget_tokens": budget}, word, limit
+        return {"type": "enabled", "budget_tokens": budget}, effort, limit
 
     def _format(self) -> dict[str, Any] | None:
         """The name of a schema is a label of another protocol, and is left out; its description says something."""
@@ -393,14 +398,6 @@ class _Rendering:
         if asked not in _TIERS:
             self._refuse("service_tier", "service_tier", f"{NAME} takes auto and default")
         return _TIERS.get(asked)
-
-
-def _limit(limit: int | None, default: int) -> int:
-    return default if limit is None else limit
-
-
-def _effort(effort: str | None) -> str | None:
-    return "low" if effort == "minimal" else effort
 
 
 def _may_stand(turns: list[tuple[str, int, list[Any]]], number: int) -> bool:
