@@ -39,6 +39,7 @@ from adapters.contract import (
 from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
 from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
+from adapters.sse import MAX_VALUES
 
 #: After the terminal of a stream: how long and how far to read on for a late cost and the end of the body, which lets
 #: the connection be used again.
@@ -47,6 +48,8 @@ _TRAIL_BYTES = 64 * 1024
 #: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
 _KEEP_ALIVE_S = 15.0
 _READ_BUFFER_BYTES = 64 * 1024
+#: As `MAX_VALUES`, with room for the numbers of 2,048 embeddings.
+_MAX_NUMBERS = 8_000_000
 
 
 _A = TypeVar("_A", ChatResponse, Finished, EmbeddingResponse)
@@ -127,7 +130,8 @@ class Upstream:
         protocol = self._protocols[call.endpoint.protocol]
         if not isinstance(protocol, EmbeddingProtocol):
             raise RequestNotExpressible("", f"{call.endpoint.protocol} has no embeddings")
-        answer = await self._whole(call, protocol.render_embedding_request(call), protocol.parse_embedding_response)
+        request = protocol.render_embedding_request(call)
+        answer = await self._whole(call, request, protocol.parse_embedding_response, _MAX_NUMBERS)
         if len(answer.vectors) != len(call.request.inputs):
             raise Broken("the answer has not one embedding for each input", code="malformed")
         return answer
@@ -137,6 +141,7 @@ class Upstream:
         call: UpstreamCall | EmbeddingCall,
         request: HttpRequest,
         parse: Callable[[int, Mapping[str, str], bytes], _A],
+        max_values: int = MAX_VALUES,
     ) -> _A:
         """Sends, and gives what `parse` makes of the whole answer."""
         clock = _Clock(call.deadline)
@@ -145,8 +150,9 @@ class Upstream:
         )
         left = remaining(response.headers, clock.now())
         try:
-            body = await _Body(response, call.endpoint, clock).whole()
-            answer = parse(response.status, response.headers, body)
+            body = await _Body(response, call.endpoint, clock).whole(max_values)
+            with _shallow:
+                answer = parse(response.status, response.headers, body)
         except ProviderError as error:
             error.remaining = left
             raise
@@ -175,7 +181,9 @@ class Upstream:
         try:
             body = _Body(response, call.endpoint, clock)
             if not 200 <= response.status < 300:
-                error = protocol.parse_error(response.status, response.headers, await body.whole())
+                said = await body.whole()
+                with _shallow:
+                    error = protocol.parse_error(response.status, response.headers, said)
                 error.remaining = left
                 raise error
             parser = protocol.new_parser(call.endpoint, response.headers)
@@ -184,11 +192,11 @@ class Upstream:
             response.close()
 
     async def health_check(self, endpoint: Endpoint) -> None:
-        """GET of the model list. A provider that answers that it has none is up."""
+        """GET of the model list, or of what the endpoint names. A provider that answers that it has none is up."""
         clocks = endpoint.clocks
         clock = _Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
         accept = {"accept": "application/json"}
-        path = self._protocols[endpoint.protocol].models_path
+        path = endpoint.check_path or self._protocols[endpoint.protocol].models_path
         response = await self._send(endpoint, "GET", path, accept, None, clock, encoding="gzip, deflate")
         try:
             body = await _Body(response, endpoint, clock).whole()
@@ -358,11 +366,15 @@ class _Body:
             _broken(error)
         return self._counted(data)
 
-    async def whole(self) -> bytes:
-        pieces = []
+    async def whole(self, max_values: int = MAX_VALUES) -> bytes:
+        """All of it. Not kept in pieces: of one byte each they would cost forty times as much."""
+        body, values = bytearray(), 0
         while data := await self.read():
-            pieces.append(data)
-        return b"".join(pieces)
+            body += data
+            values += data.count(b",")
+            if values > max_values:
+                raise Broken("the answer holds too many values", code="response_too_large")
+        return bytes(body)
 
     def _counted(self, data: bytes) -> bytes:
         self._left -= len(data)
@@ -443,7 +455,8 @@ class _Batches:
         data = b""
         while True:
             # The first time with nothing: an error that was waiting behind the last batch comes out.
-            batch = self._parser.close() if self._ended else self._parser.feed(data)
+            with _shallow:
+                batch = self._parser.close() if self._ended else self._parser.feed(data)
             if batch:
                 return await self._given(batch)
             if self._ended:
@@ -492,6 +505,24 @@ class _Batches:
         if not self._body.ended:
             self._body.close()
         return [*self._trail, finished]
+
+
+class _Shallow:
+    """Around a protocol's reading: JSON that is nested too deep for a decoder is an answer that is none."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RecursionError):
+            raise Broken("the answer is nested too deep", code="malformed") from error
+
+
+_shallow = _Shallow()
 
 
 def _broken(error: BaseException) -> NoReturn:

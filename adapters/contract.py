@@ -66,6 +66,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     #: A quirk of Chat Completions: the provider takes `cache_control` on parts of messages and on tools.
     cache_control: bool = False
     max_response_bytes: int = 32 * 1024 * 1024
+    #: What a health check asks, where the protocol's list of models tells less of this provider.
+    check_path: str | None = None
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from adapters.protocols.chat_completions.schema import (
     ReasoningDetail,
     TokenOut,
     ToolCallOut,
+    TopTokenOut,
     UsageOut,
 )
 from metering.usage import NOTHING, Usage
@@ -85,7 +86,7 @@ def decode_answer(data: bytes) -> AnswerOut:
         raise Broken("what came is not JSON", code="malformed") from error
     try:
         loose = _loose_answer.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Broken("what came is no chat completion", code="malformed") from error
     return AnswerOut(
         id=loose.id,
@@ -321,13 +322,14 @@ def read_logprobs(raw: object, omitted: dict[str, None]) -> tuple[TokenLogprob, 
     return None if content is None else tuple(_token(token) for token in content)
 
 
-def _token(token: TokenOut) -> TokenLogprob:
+def _token(token: TokenOut | TopTokenOut) -> TokenLogprob:
     whole = token.bytes is None or token.token.encode(errors="replace") == _as_bytes(token.bytes)
+    top = token.top_logprobs if isinstance(token, TokenOut) else None
     return TokenLogprob(
         token=token.token,
         logprob=token.logprob,
         bytes=None if whole else token.bytes,
-        top=tuple(_token(top) for top in token.top_logprobs or ()),
+        top=tuple(map(_token, top or ())),
     )
 
 

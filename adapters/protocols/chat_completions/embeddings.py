@@ -223,7 +223,11 @@ def render_response(response: EmbeddingResponse, *, base64_wanted: bool) -> byte
 
 
 def _is_as(native: msgspec.Raw, base64_wanted: bool) -> bool:
-    return all((bytes(item.embedding)[:1] == b'"') is base64_wanted for item in _shapes.decode(native).data)
+    try:
+        shapes = _shapes.decode(native)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return all((bytes(item.embedding)[:1] == b'"') is base64_wanted for item in shapes.data)
 
 
 def _packed(vector: tuple[float, ...]) -> str:

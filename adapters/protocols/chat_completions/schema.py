@@ -238,11 +238,14 @@ class ChoiceOut(Wire):
     logprobs: Any = None
 
 
-class TokenOut(Wire):
+class TopTokenOut(Wire):
     token: str
     logprob: float
     bytes: tuple[int, ...] | None = None
-    top_logprobs: tuple[TokenOut, ...] | None = None
+
+
+class TokenOut(TopTokenOut):
+    top_logprobs: tuple[TopTokenOut, ...] | None = None
 
 
 class LogprobsOut(Wire):

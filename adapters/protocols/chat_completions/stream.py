@@ -193,8 +193,13 @@ class ChatStream:
             return chunk.error
         if chunk.x_groq is not None and chunk.x_groq.error is not None:
             return chunk.x_groq.error
-        # `event: error` whose data is the error itself.
-        return msgspec.json.decode(data) if event == "error" else None
+        if event != "error":
+            return None
+        try:
+            # The data is the error itself.
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return {}
 
     def _take_usage(self, chunk: AnswerOut, events: list[Event]) -> None:
         usage, cost = self._usage, self._cost
