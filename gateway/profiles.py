@@ -123,6 +123,7 @@ def provider(
         max_tokens_field=given.max_tokens_field,
         reasoning_field=given.reasoning_field,
         reasoning=given.reasoning,
+        check_path=given.check_path,
     )
     return Provider(
         id=provider_id,
@@ -154,6 +155,7 @@ def provider(
         max_output_tokens=given.max_output_tokens,
         cannot=frozenset(map(Capability, given.cannot)),
         unsupported=Unsupported(given.unsupported),
+        check_is_open=given.check_is_open,
         free=tuple(given.free),
         per_model=tuple(per_model),
     )

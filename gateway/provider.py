@@ -86,6 +86,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     cannot: frozenset[Capability] = frozenset()
     #: What becomes of a parameter that cannot be said here, where the request does not say.
     unsupported: Unsupported = Unsupported.REFUSE
+    #: Its free endpoint is open to anybody: only a call tells whether the credential is good.
+    check_is_open: bool = False
     #: Patterns of upstream models that cost nothing.
     free: tuple[str, ...] = ()
     #: What holds for those upstream models only that fit a pattern, in the order of the file.

@@ -157,23 +157,6 @@ class _Place(NamedTuple):
         )
 
 
-class Qualification(msgspec.Struct, frozen=True, kw_only=True):
-    """A route's qualification for a role, for those who look after it."""
-
-    role: str
-    model: str
-    provider: str
-    upstream: str
-    #: As it is now; None while its provider is not ready.
-    route_id: str | None
-    #: The one that was found fit.
-    qualified: str
-
-    @property
-    def holds(self) -> bool:
-        return self.route_id == self.qualified
-
-
 class Router:
     """Model names and roles to ordered routes, from a configuration that does not change while it lives."""
 
@@ -270,23 +253,6 @@ class Router:
             self._places[key] = tuple(place for model in role.models for place in self.places(model))
         return key, self._places[key], role.order
 
-    def qualifications(self) -> list[Qualification]:
-        """Of every route that a role's model has and that was qualified once."""
-        return [
-            Qualification(
-                role=role.name,
-                model=model,
-                provider=place.provider.id,
-                upstream=place.target.model,
-                route_id=None if (route := place.route(at)) is None else route.route_id,
-                qualified=place.target.qualified_for[role.name],
-            )
-            for role in self._roles.values()
-            for model in role.models
-            for at, place in enumerate(self.places(model))
-            if role.name in place.target.qualified_for
-        ]
-
     # ---------------------------------------------------------------- the plan
 
     def plan(self, call: Call, *, streamed: bool = True) -> Plan:
@@ -377,6 +343,47 @@ class Router:
 def target_provider(providers: Mapping[str, Provider], target: Target) -> Provider:
     """The provider as this target has it: provider, then model, then route."""
     return providers[target.provider].for_model(target.model).adjusted(*target.adjustments)
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """A configured route, for those who look after it."""
+
+    #: The configured model, and the provider with its name for it.
+    model: str
+    provider: str
+    upstream: str
+    protocol: str
+    fallback: bool
+    #: As it is now; None while its provider is not ready.
+    route_id: str | None
+    #: The roles that it was found fit for, as it is.
+    roles: tuple[str, ...]
+    #: The roles that it was found fit for as another route, and the `route_id` it had then. Empty while that is not
+    #: known.
+    lost: Mapping[str, str]
+
+
+def described(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[Described]:
+    """Every route of every configured model."""
+    for model in models.values():
+        for at, target in enumerate(model.targets):
+            provider = target_provider(providers, target)
+            endpoint = provider.endpoint
+            current = None if endpoint is None else fingerprint(provider.id, target.model, endpoint)
+            yield Described(
+                model=model.name,
+                provider=provider.id,
+                upstream=target.model,
+                protocol=provider.protocol,
+                fallback=at >= model.primary,
+                route_id=current,
+                roles=tuple(role for role, recorded in target.qualified_for.items() if recorded == current),
+                lost={
+                    role: recorded
+                    for role, recorded in target.qualified_for.items()
+                    if current is not None and recorded != current
+                },
+            )
 
 
 def _unqualified(place: _Place, route: Route, role: str) -> str | None:

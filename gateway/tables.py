@@ -149,6 +149,10 @@ class ProviderTable(Strict):
     free_source: Annotated[str, pydantic.Field(pattern=r"^https?://\S+$")] | None = None
     #: What holds only for those upstream models that fit a pattern; a later one that fits wins over an earlier.
     per_model: dict[_Name, RouteTable] = {}
+    #: A free endpoint that `check --live` asks, where the list of models tells less. After the base URL.
+    check_path: Annotated[str, pydantic.Field(pattern=r"^/\S*$")] | None = None
+    #: Whether that endpoint answers a wrong credential like a right one.
+    check_is_open: bool = False
     #: The capacity group it competes in, where that is not the one of its endpoint.
     group: _Name | None = None
     #: Whether a rate limit is told of one model or of the account as a whole.

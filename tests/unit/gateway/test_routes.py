@@ -17,7 +17,7 @@ from gateway.call import Call, Caller, Options, Order, Resend, Unsupported
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, NoRoute
 from gateway.needs import Capability
 from gateway.policy import Policy
-from gateway.router import Plan, Route, Router
+from gateway.router import Plan, Route, Router, described
 from metering.prices import KnownPrice, PriceBook
 
 HEAD = """
@@ -39,10 +39,14 @@ class Unpublished:
         return None
 
 
-def made(tmp_path: Path, text: str = TWO, *, a: str = "", b: str = "") -> Router:
+def loaded(tmp_path: Path, text: str = TWO, *, a: str = "", b: str = "") -> config.Settings:
     file = tmp_path / "tollbridge.toml"
     file.write_text(HEAD.format(a=a, b=b) + text)
-    settings = config.load(file, {})
+    return config.load(file, {})
+
+
+def made(tmp_path: Path, text: str = TWO, *, a: str = "", b: str = "") -> Router:
+    settings = loaded(tmp_path, text, a=a, b=b)
     prices = PriceBook(models=settings.prices_by_model, routes={}, published=Unpublished, free=settings.free)
     return Router(settings.providers, settings.models, Billing(prices), settings.routing, settings.roles)
 
@@ -354,23 +358,23 @@ def test_a_role_is_served_by_routes_that_were_found_fit_and_by_no_other(tmp_path
     assert plan.routes[0].asked == "m"
     assert reasons(plan) == {"a": "not_qualified: planner"}
     assert served(router.plan(call("m", role="planner"))) == ["b"]
-    assert all(standing.holds for standing in router.qualifications())
 
 
 @pytest.mark.parametrize("setting", ["reasoning = 'off',", "force = { seed = 1 },", "model = 'another',"])
 def test_a_route_that_changed_has_lost_its_roles(tmp_path: Path, setting: str) -> None:
     recorded = qualified(tmp_path)
-    router = made(tmp_path, ROLE.format(setting=setting, qualified=recorded))
-    told = refusal(router, call("", role="planner"))
+    text = ROLE.format(setting=setting, qualified=recorded)
+    told = refusal(made(tmp_path, text), call("", role="planner"))
     assert isinstance(told, NoRoute)
     assert (told.code, told.status.http) == (Code.PROVIDER_NOT_READY, 503)
-    [standing] = router.qualifications()
-    assert (standing.holds, standing.qualified) == (False, recorded)
-    assert standing.route_id is not None
+    settings = loaded(tmp_path, text)
+    [changed] = [route for route in described(settings.providers, settings.models) if route.provider == "b"]
+    assert (changed.roles, changed.lost) == ((), {"planner": recorded})
+    assert changed.route_id is not None
     # Who looks after it can read both ids from the error, and writes the new one down once it was tried.
     assert recorded in told.message
-    assert standing.route_id in told.message
-    again = made(tmp_path, ROLE.format(setting=setting, qualified=standing.route_id))
+    assert changed.route_id in told.message
+    again = made(tmp_path, ROLE.format(setting=setting, qualified=changed.route_id))
     assert served(again.plan(call("", role="planner"))) == ["b"]
 
 
