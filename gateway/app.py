@@ -42,6 +42,7 @@ from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
 from gateway.rpc import server as rpc
 from gateway.settling import Replay, Settling
+from gateway.standing import Standing
 from metering.journal import Journal
 from metering.ledger import Ledger
 from metering.library_prices import Library
@@ -194,7 +195,12 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         store = Store(url, settings.admission, listen_url=settings.listen_database_url)
         stack.push_async_callback(store.close)
         if others := await store.configure():
-            log.warning("gateway.newer_limits_in_force", groups=others, hint="raise admission.revision to replace them")
+            log.warning(
+                "gateway.newer_limits_in_force",
+                groups=[name for name in others if "#" not in name],
+                endpoints=[endpoint.replace("#", " of provider ") for endpoint in others if "#" in endpoint],
+                hint="raise admission.revision to replace them",
+            )
         liveness = stack.enter_context(Liveness(settings.data_dir).opened())
         journal = await stack.enter_async_context(Journal(settings.data_dir / "journal").opened())
         controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
@@ -211,6 +217,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         adapter = await stack.enter_async_context(Upstream())
         billing = Billing(await _prices(settings))
         router = Router(settings.providers, settings.models, billing, settings.routing, settings.roles)
+        standing = Standing(store, settings.admission)
         pipeline = Pipeline(
             router=router,
             controller=controller,
@@ -218,6 +225,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             billing=billing,
             usable=lambda call: keys.usable(call.caller.key_id),
             settings=settings.routing,
+            standing=standing,
             settling=settling,
         )
 
@@ -258,7 +266,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             settings.jobs,
             submitted=runner.wake,
         )
-        reading = Reading(settings, controller, store, ledger, keys, settling)
+        reading = Reading(settings, controller, store, ledger, keys, settling, standing, runner)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(

@@ -427,6 +427,7 @@ async def line_with_journal(database_url, tmp_path):
                 billing=plain._billing,
                 usable=plain._usable,
                 settings=plain._settings,
+                standing=plain._standing,
                 settling=settling,
             )
             yield line, provider, disk, settling
