@@ -3,7 +3,7 @@ OpenAI's Responses (https://platform.openai.com/docs/api-reference/responses), a
 
     schema     the wire format, as far as something is read from it
     requests   requests of a caller
-    outgoing   requests to a provider
+    writing    requests to a provider
     answers    whole answers, both ways; usage and cost
     stream     events to events, with proof of the end
     rendering  events to a caller's stream; errors
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from adapters.chat import ChatRequest, ChatResponse
 from adapters.contract import AnswerHead, Endpoint, HttpRequest, StreamParser, StreamRenderer, ToldError, UpstreamCall
 from adapters.errors import ProviderError
-from adapters.protocols.responses import answers, failures, outgoing, rendering, requests
+from adapters.protocols.responses import answers, failures, rendering, requests, writing
 from adapters.protocols.responses.requests import Envelope, envelope
 from adapters.protocols.responses.stream import ResponseStream
 
@@ -47,7 +47,7 @@ class Responses:
         return rendering.render_error(error)
 
     def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
-        return outgoing.render_request(call, stream=stream)
+        return writing.render_request(call, stream=stream)
 
     def parse_response(self, status: int, headers: Mapping[str, str], body: bytes) -> ChatResponse:
         if not 200 <= status < 300:

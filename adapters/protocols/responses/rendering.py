@@ -128,6 +128,8 @@ class EventRenderer:
         self._refused = False
         #: Blocks of reasoning that are open, by their number.
         self._thoughts: dict[int, _Thought] = {}
+        #: The one whose text goes on.
+        self._thinking: _Thought | None = None
         self._calls: dict[int, _Call] = {}
         #: Text that waits for what may join it.
         self._text: list[str] = []
@@ -257,7 +259,7 @@ class EventRenderer:
         """The open part of the open message, opened where it is not."""
         message = self._message
         if message is None:
-            self._end_summaries()
+            self._end_summary()
             message = self._message = _Message(*self._place("msg"))
             self._added(message.place, answers.message_item(message.id, [], status="in_progress"))
         part = message.part
@@ -297,7 +299,7 @@ class EventRenderer:
             if not event.text and event.signature is None:
                 return
             self._end_message()
-            self._end_summaries()
+            self._end_summary()
             place, item_id = self._place("rs")
             thought = self._thoughts[event.block] = _Thought(place, event.id or item_id)
             self._added(place, answers.reasoning_item(thought.id, (), None, status="in_progress"))
@@ -313,32 +315,31 @@ class EventRenderer:
 
     def _summary_part(self, thought: _Thought) -> _Part:
         if thought.part is None:
+            self._end_summary()
+            self._thinking = thought
             thought.part = _Part(len(thought.summary), "summary_text")
             empty = {"type": "summary_text", "text": ""}
             self._event("response.reasoning_summary_part.added", **_of(thought, thought.part), part=empty)
         return thought.part
 
-    def _end_summary(self, thought: _Thought) -> None:
-        part = thought.part
-        if part is None:
+    def _end_summary(self) -> None:
+        """What follows ends the text of a block, though the block may still wait for its signature."""
+        thought = self._thinking
+        if thought is None or thought.part is None:
             return
-        thought.part = None
+        part, thought.part, self._thinking = thought.part, None, None
         text = "".join(part.pieces)
         thought.summary.append(text)
         self._event("response.reasoning_summary_text.done", **_of(thought, part), text=text)
         whole = {"type": "summary_text", "text": text}
         self._event("response.reasoning_summary_part.done", **_of(thought, part), part=whole)
 
-    def _end_summaries(self) -> None:
-        """What follows ends every text of reasoning, though a block may still wait for its signature."""
-        for thought in self._thoughts.values():
-            self._end_summary(thought)
-
     def _end_thought(self, block: int, status: str = "completed") -> None:
         thought = self._thoughts.pop(block)
         if not thought.summary and not thought.redacted:
             self._summary_part(thought)
-        self._end_summary(thought)
+        if thought.part is not None:
+            self._end_summary()
         item = answers.reasoning_item(thought.id, thought.summary, thought.signature, status=status)
         self._done(thought.place, item)
 
@@ -346,7 +347,7 @@ class EventRenderer:
 
     def _call(self, event: ToolCallStart) -> None:
         self._end_message()
-        self._end_summaries()
+        self._end_summary()
         place, item_id = self._place("fc")
         call = self._calls[event.index] = _Call(place, item_id, event)
         self._added(place, _call_item(call, "in_progress"))
@@ -370,7 +371,7 @@ class EventRenderer:
 
     def _image(self, event: ImageOutput) -> None:
         self._end_message()
-        self._end_summaries()
+        self._end_summary()
         place, item_id = self._place("ig")
         added = {"id": item_id, "type": "image_generation_call", "status": "in_progress", "result": None}
         self._added(place, added)
