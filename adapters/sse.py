@@ -71,8 +71,9 @@ class EventDecoder:
         self._limit = max_event_bytes
         self._stray: list[bytes] | None = [] if keep_stray else None
         self._stray_bytes = 0
-        #: The unfinished last line. Not a list of pieces: of one byte each they would cost forty times as much.
-        self._tail = bytearray()
+        #: The unfinished last line, where it came in several pieces a bytearray. Not a list of them: of one byte each
+        #: they would cost forty times as much.
+        self._tail: bytes | bytearray = b""
         #: The first data line of the current event, and the others.
         self._data: bytes | None = None
         self._more: list[bytes] = []
@@ -110,9 +111,9 @@ class EventDecoder:
             self._keep(data)
             return []
         if self._tail:
-            self._tail += data[:end]
-            lines = bytes(self._tail).split(b"\n")
-            self._tail = bytearray()
+            whole = self._tail + data[:end]
+            lines = (whole if type(whole) is bytes else bytes(whole)).split(b"\n")
+            self._tail = b""
         else:
             lines = data[:end].split(b"\n")
         if end + 1 < len(data):
@@ -123,7 +124,7 @@ class EventDecoder:
         """The body ended: the event that was left without its blank line, if there is one."""
         lines = [self._start or bytes(self._tail), b""]
         self._start = None
-        self._tail = bytearray()
+        self._tail = b""
         return self._lines(lines)
 
     @property
@@ -132,7 +133,12 @@ class EventDecoder:
         return b"\n".join(self._stray) if self._stray else None
 
     def _keep(self, piece: bytes) -> None:
-        self._tail += piece
+        if not self._tail:
+            self._tail = piece
+        else:
+            if type(self._tail) is bytes:
+                self._tail = bytearray(self._tail)
+            self._tail += piece
         if len(self._tail) + self._data_bytes > self._limit:
             raise EventTooLarge(self._limit)
 

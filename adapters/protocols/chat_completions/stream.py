@@ -235,7 +235,15 @@ class ChatStream:
 
     def _take_content(self, index: int, choice: _Choice, content: Content, events: list[Event]) -> None:
         text = content.content
-        if type(text) is str and _is_plain(content):
+        if type(text) is str and not (
+            content.reasoning_content
+            or content.reasoning
+            or content.reasoning_details
+            or content.images
+            or content.annotations
+            or content.audio
+            or content.executed_tools
+        ):
             # What nearly every chunk is.
             if text:
                 choice.said = True
@@ -337,19 +345,6 @@ class ChatStream:
             return
         events.extend(as_events(response))
         self._finished = True
-
-
-def _is_plain(content: Content) -> bool:
-    """It holds nothing but text, and perhaps a refusal and calls."""
-    return not (
-        content.reasoning
-        or content.reasoning_content
-        or content.reasoning_details
-        or content.images
-        or content.annotations
-        or content.audio
-        or content.executed_tools
-    )
 
 
 def _is_last(event: Event) -> bool:

@@ -799,7 +799,7 @@ async def test_a_kept_connection_that_closes_upon_the_request_is_uncertain_and_n
         assert provider.connections == 1
 
 
-@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain"])
+@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain", "in a plain answer"])
 async def test_cancelling_closes_the_socket_at_once(upstream, stage):
     reached, closed = asyncio.Event(), asyncio.Event()
 
@@ -808,19 +808,43 @@ async def test_cancelling_closes_the_socket_at_once(upstream, stage):
             await exchange.begin()
         if stage == "in content":
             await exchange.chunk(content("a"))
+        if stage == "in a plain answer":
+            await exchange.send(head(200, {"content-type": "application/json", "content-length": "1000"}), ANSWER)
         reached.set()
         await exchange.closed()
         closed.set()
 
     async with raw_provider(answer) as provider:
-        work = upstream.complete(call(provider.port)) if stage == "plain" else streamed(upstream, call(provider.port))
-        task = asyncio.ensure_future(work)
+        of = call(provider.port)
+        task = asyncio.ensure_future(upstream.complete(of) if "plain" in stage else streamed(upstream, of))
         await reached.wait()
         await turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(closed.wait(), 2)
+
+
+@pytest.mark.parametrize("kind", ["die", "reset"])
+@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain", "in a plain answer"])
+async def test_a_provider_that_goes_away_is_noticed_at_once_and_not_by_a_clock(upstream, stage, kind):
+    async def answer(exchange: Exchange) -> None:
+        if stage in {"before content", "in content"}:
+            await exchange.begin()
+        if stage == "in content":
+            await exchange.chunk(content("a"))
+        if stage == "in a plain answer":
+            await exchange.send(head(200, {"content-type": "application/json", "content-length": "1000"}), ANSWER)
+        await turns()
+        exchange.die() if kind == "die" else exchange.reset()
+
+    async with raw_provider(answer) as provider:
+        of = call(provider.port, deadline_s=60, clocks=Clocks(first_byte_s=60, gap_s=60))
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(Broken) as caught:
+            await (upstream.complete(of) if "plain" in stage else streamed(upstream, of))
+        assert caught.value.code == "connection_lost"
+        assert asyncio.get_running_loop().time() - start < 5
 
 
 async def test_leaving_a_stream_early_closes_its_connection(upstream):
