@@ -227,7 +227,7 @@ class _Rendering:
                 self._refuse("messages.place", f"messages[{i}]", f"{NAME} takes no system message in this place")
                 system += blocks
             elif messages and messages[-1]["role"] == role:
-                messages[-1]["content"] = [*messages[-1]["content"], *blocks]
+                messages[-1]["content"].extend(blocks)
             else:
                 messages.append({"role": role, "content": blocks})
         if not messages:

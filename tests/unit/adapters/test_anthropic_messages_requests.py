@@ -70,9 +70,9 @@ def said(*messages: Message) -> object:
     return render(chat(*messages))["messages"]
 
 
-def refused(request: ChatRequest, **endpoint: object) -> str:
+def refused(request: ChatRequest, *, reasoning: str | None = None) -> str:
     with pytest.raises(RequestNotExpressible) as caught:
-        render(request, **endpoint)
+        render(request, reasoning=reasoning)
     return caught.value.path
 
 
