@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.chat import Finished, TextDelta
+from adapters.chat import Event, Finished, TextDelta
 from adapters.contract import Endpoint
 from adapters.errors import Broken, ErrorClass, ProviderError, Rejected
 from adapters.protocols.responses import Responses
@@ -170,7 +170,7 @@ def test_a_long_stream_one_byte_at_a_time_takes_time_that_grows_with_it_and_no_f
     def seconds(events: int) -> float:
         piece = b'data: {"type":"response.function_call_arguments.delta","output_index":0,"delta":"x"}\n\n'
         last = b'data: {"type":"response.completed","response":{"status":"completed"}}\n\n'
-        parser, found = PROTOCOL.new_parser(ENDPOINT, {}), []
+        parser, found = PROTOCOL.new_parser(ENDPOINT, {}), list[Event]()
         start = time.process_time()
         for byte in piece * events + last:
             found += parser.feed(bytes([byte]))

@@ -49,7 +49,7 @@ def stream(*batches: list[Event]) -> bytes:
 
 def told(body: bytes) -> list[dict[str, Any]]:
     """The events, each with the name that its data has, numbered without a gap."""
-    found = []
+    found: list[dict[str, Any]] = []
     for event in body.decode().split("\n\n")[:-1]:
         name, data = event.split("\n")
         content = json.loads(data.removeprefix("data: "))

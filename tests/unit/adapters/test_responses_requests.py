@@ -61,7 +61,7 @@ def unmapped(request: ChatRequest) -> tuple[str, ...]:
     return request.native.unmapped
 
 
-def items(*messages: Message, **endpoint: object) -> list[dict[str, Any]]:
+def items(*messages: Message, **endpoint: Any) -> list[dict[str, Any]]:
     found = render(chat(USER, *messages), **endpoint)["input"]
     assert isinstance(found, list)
     return found[1:]
