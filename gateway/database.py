@@ -67,7 +67,7 @@ class MigrationRefused(DatabaseError):
     """The database's schema and the SQL files of this version do not belong together."""
 
 
-_SETTINGS = "the database URL (TOLLBRIDGE_DATABASE_URL, TOLLBRIDGE_CONTENT_DATABASE_URL, or theirs in [gateway])"
+_SETTINGS = "the database URL (TOLLBRIDGE_DATABASE_URL, or that of content or LISTEN, or theirs in [gateway])"
 _UNREADABLE = "cannot be read: is a special character in it not %-encoded, or a parameter of it unknown?"
 #: A host as a URL has it: a name, an address, or the %-encoded path of a socket.
 _HOST = re.compile(r"[\w.%-]+", re.ASCII)
