@@ -264,7 +264,7 @@ class _Writer:
     # ------------------------------------------------------------ messages
 
     def _items(self, message: Message, path: str) -> list[Any]:
-        if message.name is not None:
+        if message.name is not None and message.role is not Role.TOOL:
             self._refuse(f"{path}.name", f"{NAME} has no names of speakers", "messages.name")
         if message.is_error:
             self._refuse(f"{path}.is_error", f"{NAME} cannot mark a result as failed", "messages.is_error")

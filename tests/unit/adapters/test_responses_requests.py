@@ -563,6 +563,11 @@ def test_what_a_message_cannot_hold_here_is_refused_by_its_path(message, path, o
         assert sent(chat(USER, message), omit=frozenset({omit})).dropped == (path,)
 
 
+def test_the_name_of_a_tool_on_its_result_says_no_more_than_the_call_does():
+    (result,) = items(Message(role=Role.TOOL, name="f", tool_call_id="c1", content=(Text(text="1"),)))
+    assert result == {"type": "function_call_output", "call_id": "c1", "output": "1"}
+
+
 def test_a_cache_boundary_after_a_tool_is_refused():
     with pytest.raises(RequestNotExpressible) as caught:
         sent(chat(USER, tools=(Tool(name="f", cache="5m"),)))
