@@ -218,11 +218,11 @@ def decode_message(data: bytes | msgspec.Raw) -> MessageOut:
 def _decode_block(raw: msgspec.Raw) -> BlockOut:
     try:
         return _block.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     try:
         kind = _type_only.decode(raw).type
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Broken("a block of the answer has no type", code="malformed") from error
     if kind in KNOWN_BLOCKS:
         raise Broken("a block of the answer is not what its type says", code="malformed")

@@ -92,7 +92,11 @@ def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejec
 
 def from_error(error: bytes | msgspec.Raw, *, headers: Mapping[str, str]) -> Rejected:
     """An error that came where an answer should: an event of a stream, or a body under 200."""
-    failure = _failure(msgspec.json.decode(error) if bytes(error) else None, status=None, headers=headers)
+    try:
+        content = msgspec.json.decode(error)
+    except (msgspec.DecodeError, RecursionError):
+        content = None
+    failure = _failure(content, status=None, headers=headers)
     status = next((_STATUS_OF[code] for code in failure.codes if code in _STATUS_OF), None)
     return classify(TABLE, msgspec.structs.replace(failure, status=status))
 

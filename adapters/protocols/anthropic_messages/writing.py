@@ -205,7 +205,7 @@ class _Rendering:
         turns: list[tuple[str, int, list[Any]]] = []
         for i, message in enumerate(self._request.messages):
             path = f"messages[{i}]"
-            if message.name is not None:
+            if message.name is not None and message.role is not Role.TOOL:  # a result's is the call's
                 self._refuse("messages.name", f"{path}.name", f"{NAME} knows no names of speakers")
             blocks = self._blocks(message, path)
             if message.role in {Role.SYSTEM, Role.DEVELOPER}:

@@ -463,6 +463,11 @@ def test_tool_use_with_signed_thoughts_and_results_goes_back_as_this_api_wants_i
     ]
 
 
+def test_the_name_of_a_tool_in_its_result_is_told_by_the_call_already():
+    result = Message(role=Role.TOOL, tool_call_id="t1", name="f", content=(Text(text="x"),))
+    assert said(result) == [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "x"}]}]
+
+
 def test_images_and_documents_have_a_source_each():
     assert said(
         Message(
