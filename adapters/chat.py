@@ -315,6 +315,17 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     remaining: Remaining | None = None
 
 
+class Native(msgspec.Struct, frozen=True):
+    """
+    The provider's own bytes of the whole events of its stream since the last one of these: the last of every batch of a
+    call that asked for `relay`, and of no other. Joined, they are what the provider sent up to its terminal.
+
+    It is no `Event`, so that nobody else has to know it: who asked for it takes it off with `contract.relayed`.
+    """
+
+    raw: bytes
+
+
 Delta: TypeAlias = (
     TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta | ImageOutput | LogprobsDelta
 )

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from importlib.metadata import version
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import NoReturn, Self, TypeVar, cast
 
 import aiohttp
 import msgspec
@@ -24,7 +24,7 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from typing_extensions import override
 
-from adapters.chat import ChatResponse, Event, Finished, UsageReport
+from adapters.chat import ChatResponse, Event, Finished, Native, UsageReport
 from adapters.contract import (
     Batch,
     EmbeddingCall,
@@ -39,6 +39,7 @@ from adapters.contract import (
 from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
 from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
+from adapters.relay import RelayedStream
 from adapters.sse import MAX_VALUES
 
 #: After the terminal of a stream: how long and how far to read on for a late cost and the end of the body, which lets
@@ -165,6 +166,7 @@ class Upstream:
         """Dispatches on entry; an answer's head was received and is no error when it yields."""
         protocol = self._protocols[call.endpoint.protocol]
         request = protocol.render_request(call, stream=True)
+        native = call.request.native
         clocks = call.endpoint.clocks
         clock = _Clock(call.deadline, clocks.first_byte_s, "first_byte_timeout")
         response = await self._send(
@@ -187,6 +189,8 @@ class Upstream:
                 error.remaining = left
                 raise error
             parser = protocol.new_parser(call.endpoint, response.headers)
+            if call.relay and native is not None and native.protocol == call.endpoint.protocol:
+                parser = RelayedStream(parser)
             yield _Batches(parser, body, clock, clocks.gap_s, _Told(remaining=left, dropped=request.dropped))
         finally:
             response.close()
@@ -472,19 +476,25 @@ class _Batches:
         last = batch[-1]
         if not isinstance(last, Finished):
             self._run_clock(batch)
-            return batch
+            return self._with_raw(batch)
         completed = _completed(last, self._told)
         if completed is not last:
             last = completed
             batch = [*batch[:-1], last]
         if self._body.ended:
             self._over = True
-            return batch
+            return self._with_raw(batch, last=True)
         self._finished = last
         if len(batch) == 1:
             return await self._last(last)
         # Content is not held back for what may follow the terminal.
-        return batch[:-1]
+        return self._with_raw(batch[:-1])
+
+    def _with_raw(self, batch: Batch, *, last: bool = False) -> Batch:
+        if not isinstance(self._parser, RelayedStream) or (raw := self._parser.take()) is None:
+            return batch
+        native = Native(raw + self._parser.terminal if last else raw)
+        return [*batch, cast("Event", native)]
 
     def _run_clock(self, batch: Batch) -> None:
         if not self._started:
@@ -504,7 +514,7 @@ class _Batches:
         self._over = True
         if not self._body.ended:
             self._body.close()
-        return [*self._trail, finished]
+        return self._with_raw([*self._trail, finished], last=True)
 
 
 class _Shallow:

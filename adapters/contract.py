@@ -13,13 +13,19 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from adapters.chat import ChatRequest, ChatResponse, Event, NativeRequest
+from adapters.chat import ChatRequest, ChatResponse, Event, Native, NativeRequest
 from adapters.errors import ProviderError
 from adapters.limits import Remaining
 from metering.usage import NOTHING, Usage
 
 #: Events that arrived together. Joining them downstream costs no delay.
 Batch: TypeAlias = Sequence[Event]
+
+
+def relayed(batch: Batch) -> tuple[Batch, bytes | None]:
+    """The events of a batch, and the provider's own bytes beside them where the call asked for `relay` and has them."""
+    last: object = batch[-1] if batch else None
+    return (batch[:-1], last.raw) if isinstance(last, Native) else (batch, None)
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +83,9 @@ class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True):
     request: ChatRequest
     #: The event loop's time at which the attempt must be over, whatever happens.
     deadline: float
+    #: A caller of the endpoint's own protocol wants the provider's stream as it came: see `adapters.chat.Native`. Where
+    #: the request is in another protocol, or the provider answers with no event stream, there are none of these.
+    relay: bool = False
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
