@@ -95,7 +95,7 @@ def _told(answer: ChatResponse) -> dict[str, Any]:
     """What a reader of the rendered answer must find: a block without a name of its own was given one."""
     (choice,) = answer.choices
     named = tuple(
-        thought if thought.id is not None else msgspec.structs.replace(thought, id=f"rs_resp_1_{i}")
+        thought if thought.id is not None else msgspec.structs.replace(thought, id=f"rs_made_resp_1_{i}")
         for i, thought in enumerate(choice.reasoning)
     )
     return _read(

@@ -31,6 +31,9 @@ from metering.usage import NOTHING, Usage
 
 NAME = "responses"
 
+#: How the id of a block of reasoning begins that its provider gave none: no provider of this protocol knows it.
+MADE_THOUGHT = "rs_made"
+
 #: What is between two parts of a summary, which the canonical form has as one text.
 PARTS_APART = "\n\n"
 
@@ -315,7 +318,7 @@ def render_answer(response: ChatResponse) -> bytes:
     output: list[dict[str, Any]] = []
     for thought in choice.reasoning:
         if thought.text or thought.signature is not None:
-            item_id = thought.id or item_name("rs", own, len(output))
+            item_id = thought.id or item_name(MADE_THOUGHT, own, len(output))
             parts = () if thought.redacted else (thought.text,)
             output.append(reasoning_item(item_id, parts, thought.signature, status="completed"))
     content: list[dict[str, Any]] = []

@@ -300,7 +300,7 @@ class EventRenderer:
                 return
             self._end_message()
             self._end_summary()
-            place, item_id = self._place("rs")
+            place, item_id = self._place(answers.MADE_THOUGHT)
             thought = self._thoughts[event.block] = _Thought(place, event.id or item_id)
             self._added(place, answers.reasoning_item(thought.id, (), None, status="in_progress"))
         thought.redacted = thought.redacted or event.redacted

@@ -30,7 +30,7 @@ from adapters.chat import (
 )
 from adapters.errors import MalformedRequest
 from adapters.protocols.responses import schema
-from adapters.protocols.responses.answers import NAME, PARTS_APART
+from adapters.protocols.responses.answers import MADE_THOUGHT, NAME, PARTS_APART
 
 #: Top-level fields that the canonical form carries.
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
@@ -201,9 +201,11 @@ def _take_item(turns: _Turns, raw: msgspec.Raw, path: str, unmapped: list[str]) 
 
 
 def _reasoning(wire: schema.ReasoningIn) -> Reasoning:
+    """As it was before it was told to the caller: an id that was made for that is taken off again."""
+    own = wire.id is not None and not wire.id.startswith(MADE_THOUGHT)
     parts = wire.content or wire.summary or ()
     text = PARTS_APART.join(part.text for part in parts)
-    return Reasoning(text=text, signature=wire.encrypted_content, redacted=not parts, id=wire.id)
+    return Reasoning(text=text, signature=wire.encrypted_content, redacted=not parts, id=wire.id if own else None)
 
 
 def _text(text: str) -> tuple[Part, ...]:

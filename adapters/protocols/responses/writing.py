@@ -8,6 +8,8 @@ Decisions, for a request that came in another protocol:
 - What a model thought then comes back only as `encrypted_content`, which is asked for by `include` where the endpoint
   is marked as one that takes an effort, or the request itself asks for reasoning or brings some back. It cannot be
   asked for always: a model that does not reason refuses it (https://github.com/pydantic/pydantic-ai/issues/2865).
+- What `messages.reasoning` omits is reasoning that cannot be this provider's own: in a caller's own items that of
+  another provider, which we once gave a name; in the canonical form, where that is not known, all of it.
 - A function is sent with `strict: false` unless the caller said so: left out it means true here, and false elsewhere.
 - The first system message, where it is one text, becomes `instructions`; the others stay where they are.
 """
@@ -38,7 +40,7 @@ from adapters.chat import (
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import RequestNotExpressible
-from adapters.protocols.responses.answers import NAME
+from adapters.protocols.responses.answers import MADE_THOUGHT, NAME
 from adapters.protocols.responses.requests import ENCRYPTED, LOGPROBS
 from adapters.reasoning import effort_of
 
@@ -114,11 +116,17 @@ def _has_reasoning(request: ChatRequest) -> bool:
     )
 
 
+def _is_foreign(item: dict[str, Any]) -> bool:
+    """Reasoning of a provider of another protocol; what one of this protocol said, it has signed or has a name for."""
+    item_id = item.get("id")
+    return item_id.startswith(MADE_THOUGHT) if item_id else not item.get("encrypted_content")
+
+
 def _stripped(items: list[dict[str, Any]], dropped: list[str], *, cache: bool, reasoning: bool) -> list[Any]:
     """The items without what this provider has no word for."""
     kept = []
     for i, item in enumerate(items):
-        if reasoning and item.get("type") == "reasoning":
+        if reasoning and item.get("type") == "reasoning" and _is_foreign(item):
             dropped.append(f"input[{i}]")
             continue
         if reasoning and item.get("type") == "function_call" and item.pop("signature", None) is not None:

@@ -138,7 +138,7 @@ def test_reasoning_is_a_summary_and_its_signature_comes_with_the_end_of_its_item
         "encrypted_content": "sig",
     }
     second = {
-        "id": "rs_resp_1_1",
+        "id": "rs_made_resp_1_1",
         "type": "reasoning",
         "summary": [],
         "status": "completed",
@@ -158,7 +158,7 @@ def test_reasoning_is_a_summary_and_its_signature_comes_with_the_end_of_its_item
         {
             "type": "response.output_item.added",
             "output_index": 1,
-            "item": {"id": "rs_resp_1_1", "type": "reasoning", "summary": [], "status": "in_progress"},
+            "item": {"id": "rs_made_resp_1_1", "type": "reasoning", "summary": [], "status": "in_progress"},
         },
         {"type": "response.output_item.done", "output_index": 1, "item": second},
     ]

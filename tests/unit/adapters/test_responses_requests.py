@@ -333,7 +333,7 @@ def test_a_native_request_keeps_the_default_of_its_api_for_what_is_stored():
 def test_what_the_profile_says_changes_a_native_request_and_is_told():
     request = parse(
         input=[
-            THOUGHT,
+            {**THOUGHT, "id": "rs_made_resp_1_0"},
             {**CALL, "signature": "s"},
             {
                 "role": "user",
@@ -362,6 +362,17 @@ def test_what_the_profile_says_changes_a_native_request_and_is_told():
         "input[2].content[0].cache",
         "temperature",
     )
+
+
+def test_a_profile_that_takes_no_reasoning_back_still_gets_its_own_from_a_native_request():
+    own = [THOUGHT, {"type": "reasoning", "id": "rs_stored", "summary": []}, {**THOUGHT, "id": None}]
+    foreign = [
+        {**THOUGHT, "id": "rs_made_x_0"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    ]
+    rendered = sent(parse(input=[*own, *foreign]), omit=frozenset({"messages.reasoning"}))
+    assert json.loads(rendered.body)["input"] == own
+    assert rendered.dropped == ("input[3]", "input[4]")
 
 
 def test_an_answer_in_the_background_is_not_asked_for_unless_it_is_streamed():
@@ -654,6 +665,7 @@ def test_reasoning_and_signed_calls_come_back_through_a_caller_as_they_were():
         Reasoning(text="One.\n\nTwo.", signature="s", id="rs_1"),
         Reasoning(signature="e", redacted=True, id="rs_2"),
         Reasoning(signature="of nothing to read", id="rs_3"),
+        Reasoning(text="Of a provider that has no ids.", signature="n"),
     )
     calls = (ToolCall(id="c1", name="f", arguments="{", signature="g"), ToolCall(id="c2", name="g", arguments=""))
     answer = ChatResponse(
