@@ -42,7 +42,7 @@ contracts: $(VENV)/.dev  ## who may import whom
 pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
 
-prove: $(VENV)/.dev  ## show that admission is exact: models, simulation, SQL, faults, planted bugs; needs spin, gcc, libc6-dev, faketime
+prove: $(VENV)/.dev  ## show that admission is exact: models, simulation, SQL, faults, planted bugs; needs spin, gcc, libc6-dev, faketime, pgbouncer
 	@$(BIN)/python -m tests.prove $(ARGS)
 
 bench: $(VENV)/.dev  ## what a request costs beside programs that do nothing; ARGS=--quick for a first look

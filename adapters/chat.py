@@ -9,6 +9,7 @@ unknown fields then pass through untouched.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from typing import TypeAlias
 
 import msgspec
@@ -85,11 +86,16 @@ Part: TypeAlias = Text | Image | Document | Audio | Opaque
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model thought. The signature proves to its provider that it is its own: sent back unchanged."""
+    """
+    What a model thought, one block of it. The signature proves to its provider that it is its own, and may hold the
+    thought itself, encrypted: sent back unchanged. `redacted`: there is no readable text, and never was.
+    """
 
     text: str = ""
     signature: str | None = None
     redacted: bool = False
+    #: The provider's name for the block, where it wants that back, too.
+    id: str | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +124,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     #: JSON Schema of the arguments, as it came.
     parameters: msgspec.Raw | None = None
     strict: bool | None = None
+    #: Prompt-cache boundary after this tool: "5m" or "1h".
+    cache: str | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,6 +164,7 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     stop: tuple[str, ...] = ()
     seed: int | None = None
     n: int | None = None
@@ -164,8 +173,17 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     logit_bias: dict[str, float] | None = None
+    #: "none", "minimal", "low", "medium", "high", or a word of the provider's own.
     reasoning_effort: str | None = None
+    #: 0 asks for no reasoning at all.
     reasoning_budget_tokens: int | None = None
+    #: "low", "medium" or "high".
+    verbosity: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    #: The provider may keep the exchange.
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
     end_user: str | None = None
     #: Top-level fields only the provider knows, sent as they are.
     extra: dict[str, msgspec.Raw] = {}
@@ -175,12 +193,24 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------ answer
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    #: The token's UTF-8, where it is not a whole character.
+    bytes: tuple[int, ...] | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str = ""
     refusal: str = ""
     reasoning: tuple[Reasoning, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    #: Pictures the model made, in order.
+    images: tuple[Image, ...] = ()
+    #: Of the text, where they were asked for.
+    logprobs: tuple[TokenLogprob, ...] | None = None
     stop_reason: StopReason
     native_stop_reason: str
 
@@ -199,6 +229,11 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     #: The provider's own body, where the answer came as one.
     native: msgspec.Raw | None = None
     native_protocol: str | None = None
+    #: Kinds of content in the provider's own answer that the canonical form does not carry ("citations",
+    #: "web_search_call"): a caller of another protocol is told that it did not get them.
+    omitted: tuple[str, ...] = ()
+    #: Paths of the request that this provider was not sent, as its profile says. The client fills it in.
+    dropped: tuple[str, ...] = ()
     #: What the provider says is left of its rate limits. The client fills it in.
     remaining: Remaining | None = None
 
@@ -211,7 +246,12 @@ class TextDelta(msgspec.Struct, frozen=True):
 class ReasoningDelta(msgspec.Struct, frozen=True):
     text: str
     choice: int = 0
+    #: Of the whole block; comes at most once in it.
     signature: str | None = None
+    #: Counts the blocks of one choice from 0: text of another block is another thought.
+    block: int = 0
+    redacted: bool = False
+    id: str | None = None
 
 
 class RefusalDelta(msgspec.Struct, frozen=True):
@@ -235,6 +275,20 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
     choice: int = 0
 
 
+class ImageOutput(msgspec.Struct, frozen=True):
+    """A picture the model made, whole."""
+
+    image: Image
+    choice: int = 0
+
+
+class LogprobsDelta(msgspec.Struct, frozen=True):
+    """Of text that came in the same batch."""
+
+    tokens: tuple[TokenLogprob, ...]
+    choice: int = 0
+
+
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Cumulative: merge it with what was known."""
 
@@ -255,9 +309,58 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str | None = None
     served_model: str | None = None
     provider_request_id: str | None = None
-    #: As in `ChatResponse`.
+    #: As in `ChatResponse`, these three.
+    omitted: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     remaining: Remaining | None = None
 
 
-Delta: TypeAlias = TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta
+class Native(msgspec.Struct, frozen=True):
+    """
+    The provider's own bytes of the whole events of its stream since the last one of these: the last of every batch of a
+    call that asked for `relay`, and of no other. Joined, they are what the provider sent up to its terminal.
+
+    It is no `Event`, so that nobody else has to know it: who asked for it takes it off with `contract.relayed`.
+    """
+
+    raw: bytes
+
+
+Delta: TypeAlias = (
+    TextDelta | ReasoningDelta | RefusalDelta | ToolCallStart | ToolCallDelta | ImageOutput | LogprobsDelta
+)
 Event: TypeAlias = Delta | UsageReport | Finished
+
+
+def as_events(response: ChatResponse) -> Iterator[Event]:
+    """A whole answer as the stream it could have been."""
+    for choice in response.choices:
+        for block, thought in enumerate(choice.reasoning):
+            yield ReasoningDelta(
+                thought.text, choice.index, thought.signature, block, redacted=thought.redacted, id=thought.id
+            )
+        if choice.text:
+            yield TextDelta(choice.text, choice.index)
+        if choice.logprobs is not None:
+            yield LogprobsDelta(choice.logprobs, choice.index)
+        if choice.refusal:
+            yield RefusalDelta(choice.refusal, choice.index)
+        for image in choice.images:
+            yield ImageOutput(image, choice.index)
+        for number, call in enumerate(choice.tool_calls):
+            yield ToolCallStart(number, call.id, call.name, choice.index, call.signature)
+            if call.arguments:
+                yield ToolCallDelta(number, call.arguments, choice.index)
+    if response.usage != NOTHING or response.reported_cost_usd is not None:
+        yield UsageReport(usage=response.usage, reported_cost_usd=response.reported_cost_usd)
+    yield Finished(
+        ends=tuple(
+            ChoiceEnd(choice=c.index, stop_reason=c.stop_reason, native_stop_reason=c.native_stop_reason)
+            for c in response.choices
+        ),
+        response_id=response.response_id,
+        served_model=response.served_model,
+        provider_request_id=response.provider_request_id,
+        omitted=response.omitted,
+        dropped=response.dropped,
+    )

@@ -49,6 +49,11 @@ SAFE_SENTENCES: tuple[re.Pattern[str], ...] = tuple(
         r"upstream request timeout",
         r"The model is at capacity",
         r"temporarily rate-limited upstream",
+        r"prompt is too long: \d+ tokens > \d+ maximum",
+        r"max_tokens: \d+ > \d+, which is the maximum allowed number of output tokens",
+        r"role 'system' is not supported on this model",
+        r"[`\"']?thinking\.type\.\w{1,16}[`\"']? is not supported for this model",
+        r"[`\"']?(?:temperature|top_[kp])[`\"']? is deprecated for this model",
         r"[Ii]nternal server error",
         r"Service (?:temporarily )?unavailable",
     )
@@ -75,6 +80,8 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     #: The field at fault.
     param: str | None = None
     headers: Mapping[str, str] = {}
+    #: Seconds to wait that the error itself tells, beside its headers.
+    retry_after_s: float | None = None
     #: Marks a protocol finds outside codes and prose, for its rules: "aggregator", "moderation", ...
     marks: frozenset[str] = frozenset()
 
@@ -109,7 +116,7 @@ def classify(table: Sequence[Rule], failure: Failure) -> Rejected:
     A table should end with rules on the status alone; a failure that none fits is transient.
     """
     codes = frozenset(code.lower() for code in failure.codes)
-    wait = retry_after_s(failure.headers)
+    wait = _longer(retry_after_s(failure.headers), failure.retry_after_s)
     verdict = next(
         (rule for rule in table if rule.fits(failure, codes, retry_after=wait is not None)),
         Rule(error_class=ErrorClass.TRANSIENT),
@@ -157,6 +164,10 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     waits.append(_number(after) or _until(after, headers.get("date")))
     longest = max(waits)
     return longest if longest > 0 else None
+
+
+def _longer(told: float | None, inside: float | None) -> float | None:
+    return max((wait for wait in (told, inside) if wait is not None and wait > 0), default=None)
 
 
 def request_id(headers: Mapping[str, str]) -> str | None:

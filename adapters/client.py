@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from importlib.metadata import version
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn, Self, TypeVar, cast
 
 import aiohttp
 import msgspec
@@ -24,11 +24,23 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from typing_extensions import override
 
-from adapters.chat import ChatResponse, Event, Finished, UsageReport
-from adapters.contract import Batch, Endpoint, StreamParser, UpstreamCall, WireProtocol
-from adapters.errors import Broken, NotSent, ProviderError
+from adapters.chat import ChatResponse, Event, Finished, Native, UsageReport
+from adapters.contract import (
+    Batch,
+    EmbeddingCall,
+    EmbeddingProtocol,
+    EmbeddingResponse,
+    Endpoint,
+    HttpRequest,
+    StreamParser,
+    UpstreamCall,
+    WireProtocol,
+)
+from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
 from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
+from adapters.relay import RelayedStream
+from adapters.sse import MAX_VALUES
 
 #: After the terminal of a stream: how long and how far to read on for a late cost and the end of the body, which lets
 #: the connection be used again.
@@ -37,6 +49,11 @@ _TRAIL_BYTES = 64 * 1024
 #: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
 _KEEP_ALIVE_S = 15.0
 _READ_BUFFER_BYTES = 64 * 1024
+#: As `MAX_VALUES`, with room for the numbers of 2,048 embeddings.
+_MAX_NUMBERS = 8_000_000
+
+
+_A = TypeVar("_A", ChatResponse, Finished, EmbeddingResponse)
 
 
 class _Dispatch:
@@ -104,26 +121,52 @@ class Upstream:
         """A whole answer. Runs only the clock for connecting and the deadline."""
         protocol = self._protocols[call.endpoint.protocol]
         request = protocol.render_request(call, stream=False)
+        return await self._whole(call, request, protocol.parse_response)
+
+    async def embed(self, call: EmbeddingCall) -> EmbeddingResponse:
+        """
+        A vector for each input. As `complete`, and raises `RequestNotExpressible` where the endpoint's protocol has no
+        embeddings.
+        """
+        protocol = self._protocols[call.endpoint.protocol]
+        if not isinstance(protocol, EmbeddingProtocol):
+            raise RequestNotExpressible("", f"{call.endpoint.protocol} has no embeddings")
+        request = protocol.render_embedding_request(call)
+        answer = await self._whole(call, request, protocol.parse_embedding_response, _MAX_NUMBERS)
+        if len(answer.vectors) != len(call.request.inputs):
+            raise Broken("the answer has not one embedding for each input", code="malformed")
+        return answer
+
+    async def _whole(
+        self,
+        call: UpstreamCall | EmbeddingCall,
+        request: HttpRequest,
+        parse: Callable[[int, Mapping[str, str], bytes], _A],
+        max_values: int = MAX_VALUES,
+    ) -> _A:
+        """Sends, and gives what `parse` makes of the whole answer."""
         clock = _Clock(call.deadline)
         response = await self._send(
             call.endpoint, "POST", request.path, request.headers, request.body, clock, encoding="gzip, deflate"
         )
         left = remaining(response.headers, clock.now())
         try:
-            body = await _Body(response, call.endpoint, clock).whole()
-            answer = protocol.parse_response(response.status, response.headers, body)
-            return answer if left is None else msgspec.structs.replace(answer, remaining=left)
+            body = await _Body(response, call.endpoint, clock).whole(max_values)
+            with _shallow:
+                answer = parse(response.status, response.headers, body)
         except ProviderError as error:
             error.remaining = left
             raise
         finally:
             response.close()
+        return _completed(answer, _Told(remaining=left, dropped=request.dropped))
 
     @contextlib.asynccontextmanager
     async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
         """Dispatches on entry; an answer's head was received and is no error when it yields."""
         protocol = self._protocols[call.endpoint.protocol]
         request = protocol.render_request(call, stream=True)
+        native = call.request.native
         clocks = call.endpoint.clocks
         clock = _Clock(call.deadline, clocks.first_byte_s, "first_byte_timeout")
         response = await self._send(
@@ -140,20 +183,25 @@ class Upstream:
         try:
             body = _Body(response, call.endpoint, clock)
             if not 200 <= response.status < 300:
-                error = protocol.parse_error(response.status, response.headers, await body.whole())
+                said = await body.whole()
+                with _shallow:
+                    error = protocol.parse_error(response.status, response.headers, said)
                 error.remaining = left
                 raise error
             parser = protocol.new_parser(call.endpoint, response.headers)
-            yield _Batches(parser, body, clock, clocks.gap_s, left)
+            if call.relay and native is not None and native.protocol == call.endpoint.protocol:
+                parser = RelayedStream(parser)
+            yield _Batches(parser, body, clock, clocks.gap_s, _Told(remaining=left, dropped=request.dropped))
         finally:
             response.close()
 
     async def health_check(self, endpoint: Endpoint) -> None:
-        """GET of the model list. A provider that answers that it has none is up."""
+        """GET of the model list, or of what the endpoint names. A provider that answers that it has none is up."""
         clocks = endpoint.clocks
         clock = _Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
         accept = {"accept": "application/json"}
-        response = await self._send(endpoint, "GET", "/models", accept, None, clock, encoding="gzip, deflate")
+        path = endpoint.check_path or self._protocols[endpoint.protocol].models_path
+        response = await self._send(endpoint, "GET", path, accept, None, clock, encoding="gzip, deflate")
         try:
             body = await _Body(response, endpoint, clock).whole()
         finally:
@@ -322,17 +370,34 @@ class _Body:
             _broken(error)
         return self._counted(data)
 
-    async def whole(self) -> bytes:
-        pieces = []
+    async def whole(self, max_values: int = MAX_VALUES) -> bytes:
+        """All of it. Not kept in pieces: of one byte each they would cost forty times as much."""
+        body, values = bytearray(), 0
         while data := await self.read():
-            pieces.append(data)
-        return b"".join(pieces)
+            body += data
+            values += data.count(b",")
+            if values > max_values:
+                raise Broken("the answer holds too many values", code="response_too_large")
+        return bytes(body)
 
     def _counted(self, data: bytes) -> bytes:
         self._left -= len(data)
         if self._left < 0:
             raise Broken("the answer is too large", code="response_too_large")
         return data
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What an answer tells beside what its protocol read in it."""
+
+    remaining: Remaining | None
+    dropped: tuple[str, ...]
+
+
+def _completed(answer: _A, told: _Told) -> _A:
+    if told.remaining is None and not told.dropped:
+        return answer
+    return msgspec.structs.replace(answer, remaining=told.remaining, dropped=told.dropped)
 
 
 class _Batches:
@@ -351,17 +416,17 @@ class _Batches:
         "_over",
         "_parser",
         "_payloads",
-        "_remaining",
         "_started",
+        "_told",
         "_trail",
     )
 
-    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, left: Remaining | None) -> None:
+    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, told: _Told) -> None:
         self._parser = parser
         self._body = body
         self._clock = clock
         self._gap_s = gap_s
-        self._remaining = left
+        self._told = told
         self._finished: Finished | None = None
         #: Content was seen: the gap clock has taken over.
         self._started = False
@@ -383,7 +448,7 @@ class _Batches:
             raise
         except BaseException as error:
             if isinstance(error, ProviderError):
-                error.remaining = self._remaining
+                error.remaining = self._told.remaining
             self._over = True
             self._body.close()
             raise
@@ -394,7 +459,8 @@ class _Batches:
         data = b""
         while True:
             # The first time with nothing: an error that was waiting behind the last batch comes out.
-            batch = self._parser.close() if self._ended else self._parser.feed(data)
+            with _shallow:
+                batch = self._parser.close() if self._ended else self._parser.feed(data)
             if batch:
                 return await self._given(batch)
             if self._ended:
@@ -410,18 +476,25 @@ class _Batches:
         last = batch[-1]
         if not isinstance(last, Finished):
             self._run_clock(batch)
-            return batch
-        if self._remaining is not None:
-            last = msgspec.structs.replace(last, remaining=self._remaining)
+            return self._with_raw(batch)
+        completed = _completed(last, self._told)
+        if completed is not last:
+            last = completed
             batch = [*batch[:-1], last]
         if self._body.ended:
             self._over = True
-            return batch
+            return self._with_raw(batch, last=True)
         self._finished = last
         if len(batch) == 1:
             return await self._last(last)
         # Content is not held back for what may follow the terminal.
-        return batch[:-1]
+        return self._with_raw(batch[:-1])
+
+    def _with_raw(self, batch: Batch, *, last: bool = False) -> Batch:
+        if not isinstance(self._parser, RelayedStream) or (raw := self._parser.take()) is None:
+            return batch
+        native = Native(raw + self._parser.terminal if last else raw)
+        return [*batch, cast("Event", native)]
 
     def _run_clock(self, batch: Batch) -> None:
         if not self._started:
@@ -441,7 +514,25 @@ class _Batches:
         self._over = True
         if not self._body.ended:
             self._body.close()
-        return [*self._trail, finished]
+        return self._with_raw([*self._trail, finished], last=True)
+
+
+class _Shallow:
+    """Around a protocol's reading: JSON that is nested too deep for a decoder is an answer that is none."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, RecursionError):
+            raise Broken("the answer is nested too deep", code="malformed") from error
+
+
+_shallow = _Shallow()
 
 
 def _broken(error: BaseException) -> NoReturn:

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
-from adapters.chat import ChatRequest, ChatResponse, Event
+from adapters.chat import ChatRequest, ChatResponse, Event, Native, NativeRequest
 from adapters.errors import ProviderError
+from adapters.limits import Remaining
+from metering.usage import NOTHING, Usage
 
 #: Events that arrived together. Joining them downstream costs no delay.
 Batch: TypeAlias = Sequence[Event]
+
+
+def relayed(batch: Batch) -> tuple[Batch, bytes | None]:
+    """The events of a batch, and the provider's own bytes beside them where the call asked for `relay` and has them."""
+    last: object = batch[-1] if batch else None
+    return (batch[:-1], last.raw) if isinstance(last, Native) else (batch, None)
 
 
 class Clocks(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +48,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = {}
     clocks: Clocks = Clocks()
     #: Top-level request fields never sent to, and always sent to, this provider. `omit` may also name what a message
-    #: holds and the protocol cannot say: "messages.cache", "messages.is_error", "messages.reasoning". It is then
-    #: dropped, not refused.
+    #: holds and the protocol cannot say: "messages.cache", "messages.is_error", "messages.reasoning",
+    #: "messages.name", "messages.detail", "messages.citations", and "messages.place": a system message in the midst of
+    #: the others then joins those at the start. It is then dropped, not refused.
     omit: frozenset[str] = frozenset()
     force: Mapping[str, msgspec.Raw] = {}
     #: The provider ends its streams without a sentinel; a clean end of the body is then its terminal.
@@ -49,9 +58,22 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     #: The provider's only word for the output limit. None: the caller's own word is kept, and a request that has none
     #: uses the protocol's current one. A limit sent under a name the provider does not know would be lost in silence.
     max_tokens_field: str | None = None
-    #: The field of an assistant message in which this provider takes its reasoning back. None: it takes none.
+    #: The limit of output tokens for a request that has none, where the protocol demands one. None: the protocol's.
+    default_max_tokens: int | None = None
+    #: The field of an assistant message in which this provider takes its reasoning back. None: it takes none. A field
+    #: of text, or one of two with a shape of their own: "reasoning_details" (OpenRouter) and "content" (Mistral's
+    #: `thinking` parts). "extra_content" takes the signatures of tool calls alone (Gemini's compatible endpoint).
     reasoning_field: str | None = None
+    #: How reasoning is asked for here: "effort" in words, "budget" in tokens, "off" not at all, and switched off where
+    #: the protocol can. None: as the protocol usually does. What "off" drops of a request is told as dropped.
+    reasoning: str | None = None
+    #: A quirk of Chat Completions: reasoning is asked for by an object, `reasoning: {effort}` or `{max_tokens}`.
+    reasoning_object: bool = False
+    #: A quirk of Chat Completions: the provider takes `cache_control` on parts of messages and on tools.
+    cache_control: bool = False
     max_response_bytes: int = 32 * 1024 * 1024
+    #: What a health check asks, where the protocol's list of models tells less of this provider.
+    check_path: str | None = None
 
 
 class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +83,9 @@ class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True):
     request: ChatRequest
     #: The event loop's time at which the attempt must be over, whatever happens.
     deadline: float
+    #: A caller of the endpoint's own protocol wants the provider's stream as it came: see `adapters.chat.Native`. Where
+    #: the request is in another protocol, or the provider answers with no event stream, there are none of these.
+    relay: bool = False
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +93,77 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     headers: Mapping[str, str]
     body: bytes
+    #: Paths of what the request asked and this provider is not sent, as its profile says.
+    dropped: tuple[str, ...] = ()
+
+
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts, or texts as token numbers, to be turned into vectors."""
+
+    inputs: tuple[str | tuple[int, ...], ...]
+    dimensions: int | None = None
+    #: What the vectors are for, where the provider asks: "query", "document", or a word of its own.
+    purpose: str | None = None
+    end_user: str | None = None
+    native: NativeRequest | None = None
+
+
+class EmbeddingCall(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: Endpoint
+    model: str
+    request: EmbeddingRequest
+    deadline: float
+
+
+class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
+    #: One for each input, in their order.
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage = NOTHING
+    served_model: str | None = None
+    provider_request_id: str | None = None
+    reported_cost_usd: str | None = None
+    native: msgspec.Raw | None = None
+    native_protocol: str | None = None
+    dropped: tuple[str, ...] = ()
+    remaining: Remaining | None = None
+
+
+class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rendered stream says of itself, apart from what the provider said."""
+
+    id: str
+    model: str
+    #: Unix time, seconds.
+    created: int
+    #: The caller asked to be told the usage, where its protocol tells that on request only.
+    include_usage: bool = True
+
+
+class ToldError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error for a caller, before its protocol gave it a shape. Holds no secret, prompt or answer."""
+
+    status: int
+    #: Ours, stable.
+    code: str
+    message: str
+    #: The field at fault.
+    param: str | None = None
+    request_id: str | None = None
+
+
+class StreamRenderer(Protocol):
+    """
+    Events to the bytes of a caller's stream. One per stream.
+
+    Every call gives whole events of the stream; joined, they are a stream that this protocol's own parser proves
+    complete after `Finished`, and never before.
+    """
+
+    def feed(self, batch: Batch) -> bytes: ...
+
+    def fail(self, error: ToldError) -> bytes:
+        """The error as this protocol tells it in a stream. Nothing follows it."""
+        ...
 
 
 class StreamParser(Protocol):
@@ -98,16 +194,32 @@ class StreamParser(Protocol):
 
 
 class WireProtocol(Protocol):
-    """One format, both ways. `parse_request` and `render_response` face our callers, the others the providers."""
+    """
+    One format, both ways. `parse_request`, `render_response`, `new_renderer` and `render_error` face our callers, the
+    others the providers.
+    """
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def models_path(self) -> str:
+        """Where a provider lists its models for nothing; appended to the base URL."""
+        ...
 
     def parse_request(self, body: bytes) -> ChatRequest:
         """Raises `MalformedRequest` with the field's path."""
         ...
 
     def render_response(self, response: ChatResponse) -> bytes: ...
+
+    def new_renderer(self, head: AnswerHead) -> StreamRenderer:
+        """For one stream to a caller."""
+        ...
+
+    def render_error(self, error: ToldError) -> bytes:
+        """The body of an error response, with our stable code in it."""
+        ...
 
     def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
         """Raises `RequestNotExpressible` before anything is sent."""
@@ -123,6 +235,25 @@ class WireProtocol(Protocol):
 
     def new_parser(self, endpoint: Endpoint, headers: Mapping[str, str]) -> StreamParser:
         """For one stream of this endpoint; `headers` are the response's, in lower case."""
+        ...
+
+
+@runtime_checkable
+class EmbeddingProtocol(Protocol):
+    """One format for embeddings, both ways; a wire protocol that has them offers these, too."""
+
+    def parse_embedding_request(self, body: bytes) -> EmbeddingRequest:
+        """Raises `MalformedRequest` with the field's path."""
+        ...
+
+    def render_embedding_response(self, response: EmbeddingResponse, *, base64: bool) -> bytes: ...
+
+    def render_embedding_request(self, call: EmbeddingCall) -> HttpRequest:
+        """Raises `RequestNotExpressible` before anything is sent."""
+        ...
+
+    def parse_embedding_response(self, status: int, headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:
+        """Raises `Rejected` for an error, and `Broken` for what is no vector for each input."""
         ...
 
 

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -23,6 +23,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import msgspec
 import structlog
+from typing_extensions import override
 
 from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
@@ -47,11 +48,55 @@ def _sql(name: str) -> str:
     return importlib.resources.files("admission").joinpath("sql", f"{name}.sql").read_text()
 
 
+_NAME: Final = "tollbridge admission"
+#: The functions' statements are small and many: planning them anew costs more than running them, and a table that was
+#: just emptied looks cheap to scan until it is not.
+_PLANS: Final = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+
+
+class PooledConnection(asyncpg.Connection):
+    """
+    A connection to a pooler that hands out sessions by transaction, such as PgBouncer.
+
+    What a session would have been told once is told with each statement, for its transaction alone. All of it is one
+    statement, so it is no round trip more and still one commit.
+    """
+
+    #: Names and values of settings. Empty while it is being opened.
+    local: dict[str, str]
+
+    def _with_settings(self, query: str) -> str:
+        told = " || ".join(f"set_config('{name}', '{value}', true)" for name, value in self.local.items())
+        # The reference from the right to the left, and the two fences, are why the settings come first.
+        return (
+            f"select answer.* from (select {told} as done offset 0) as settings,"  # noqa: S608  nothing of a caller is in it
+            f" lateral (select statement.* from ({query}) as statement where settings.done is not null offset 0) answer"
+        )
+
+    @override
+    async def fetch(self, query: str, *args: Any, **named: Any) -> Any:
+        return await super().fetch(self._with_settings(query), *args, **named)
+
+    @override
+    async def fetchrow(self, query: str, *args: Any, **named: Any) -> Any:
+        return await super().fetchrow(self._with_settings(query), *args, **named)
+
+    @override
+    async def fetchval(self, query: str, *args: Any, **named: Any) -> Any:
+        return await super().fetchval(self._with_settings(query), *args, **named)
+
+    @override
+    async def execute(self, query: str, *args: Any, **named: Any) -> str:
+        return await super().execute(self._with_settings(query), *args, **named)
+
+
 class Store:
     """PostgreSQL. Every method raises `StoreUnavailable`, or `Rejected` where the store refused definitely."""
 
-    def __init__(self, url: str, settings: AdmissionSettings) -> None:
+    def __init__(self, url: str, settings: AdmissionSettings, *, listen_url: str | None = None) -> None:
+        """`listen_url`: the server itself, where `url` is a pooler that hands out sessions by transaction."""
         self._url = url
+        self._listen_url = listen_url
         self._settings = settings
         self._idle: asyncio.LifoQueue[asyncpg.Connection | None] = asyncio.LifoQueue()
         self._open: set[asyncpg.Connection] = set()
@@ -273,7 +318,7 @@ class Store:
         lost = asyncio.Event()
         try:
             async with asyncio.timeout(self._settings.statement_s):
-                connection = await self._connect()
+                connection = await (self._connect() if self._listen_url is None else self._session(self._listen_url))
                 connection.add_termination_listener(lambda _: lost.set())
                 await connection.add_listener(CHANNEL, lambda *event: hear(str(event[3])))
         except _LOST as error:
@@ -358,24 +403,49 @@ class Store:
             log.warning("admission.lock_holder_ended", backends=ended)
 
     async def _connect(self) -> asyncpg.Connection:
+        return await (self._session(self._url) if self._listen_url is None else self._pooled(self._url))
+
+    async def _session(self, url: str) -> asyncpg.Connection:
+        """A session of the server, with settings of its own."""
         milliseconds = str(_ms(self._settings.statement_s))
-        opening = asyncio.ensure_future(
+        connection = await self._opened(
             asyncpg.connect(
-                self._url,
+                url,
                 timeout=self._settings.statement_s,
                 server_settings={
-                    "application_name": "tollbridge admission",
+                    "application_name": _NAME,
                     # A holder of a group lock that stops must not stop the group.
                     "lock_timeout": milliseconds,
                     "idle_in_transaction_session_timeout": milliseconds,
-                    "jit": "off",
-                    # The functions' statements are small and many: planning them anew costs more than running them,
-                    # and a table that was just emptied looks cheap to scan until it is not.
-                    "plan_cache_mode": "force_generic_plan",
-                    "enable_seqscan": "off",
+                    **_PLANS,
                 },
             )
         )
+        if connection.get_server_version().major >= 17:
+            await connection.execute(f"set transaction_timeout = {milliseconds}")
+        return connection
+
+    async def _pooled(self, url: str) -> asyncpg.Connection:
+        """A pooler's: each statement may run in another session, which belongs to others before and after it."""
+        connection = await self._opened(
+            asyncpg.connect(
+                url,
+                timeout=self._settings.statement_s,
+                connection_class=PooledConnection,
+                # Without it, a statement is parsed in the transaction that runs it: the only one that will know it.
+                statement_cache_size=0,
+                server_settings={"application_name": _NAME},
+            )
+        )
+        assert isinstance(connection, PooledConnection)
+        milliseconds = str(_ms(self._settings.statement_s))
+        connection.local = {**_PLANS, "lock_timeout": milliseconds}
+        if connection.get_server_version().major >= 17:
+            connection.local["transaction_timeout"] = milliseconds
+        return connection
+
+    async def _opened(self, connecting: Awaitable[asyncpg.Connection]) -> asyncpg.Connection:
+        opening = asyncio.ensure_future(connecting)
         try:
             connection = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -384,8 +454,6 @@ class Store:
                 (await opening).terminate()
             raise
         self._open.add(connection)
-        if connection.get_server_version().major >= 17:
-            await connection.execute(f"set transaction_timeout = {milliseconds}")
         return connection
 
     def _drop(self, connection: asyncpg.Connection | None) -> None:

@@ -42,6 +42,7 @@ from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
 from gateway.rpc import server as rpc
 from gateway.settling import Replay, Settling
+from gateway.standing import Standing
 from metering.journal import Journal
 from metering.ledger import Ledger
 from metering.library_prices import Library
@@ -66,9 +67,9 @@ async def open_database(settings: Settings) -> AsyncIterator[str]:
             server = await stack.enter_async_context(embedded.running(settings.data_dir))
             url = server.url
             await stack.enter_async_context(_background(_keep_alive(server), name="embedded database"))
-        await database.migrate(url, wait_s=_START_WAIT_S)
+        await database.migrate(url, wait_s=_START_WAIT_S, pooled=settings.pooled)
         if settings.content_database_url is not None:
-            await database.migrate(settings.content_database_url, wait_s=_START_WAIT_S)
+            await database.migrate(settings.content_database_url, wait_s=_START_WAIT_S, pooled=settings.pooled)
         yield url
 
 
@@ -100,7 +101,7 @@ async def _partition(ledger: Ledger) -> None:
 async def bootstrap_keys(url: str, settings: Settings) -> Bootstrap:
     """What a first start does about API keys."""
     async with (
-        database.open_pool(url, name="tollbridge keys", size=1, wait_s=_START_WAIT_S) as pool,
+        database.open_pool(url, name="tollbridge keys", size=1, wait_s=_START_WAIT_S, pooled=settings.pooled) as pool,
         Keys.open(pool) as keys,
     ):
         return await keys.bootstrap(settings.api_key)
@@ -168,25 +169,38 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
         control = await stack.enter_async_context(
-            database.open_pool(url, name="tollbridge control", size=4, wait_s=_START_WAIT_S)
+            database.open_pool(url, name="tollbridge control", size=4, wait_s=_START_WAIT_S, pooled=settings.pooled)
         )
         content = await stack.enter_async_context(
             database.open_pool(
-                settings.content_database_url or url, name="tollbridge content", size=8, wait_s=_START_WAIT_S
+                settings.content_database_url or url,
+                name="tollbridge content",
+                size=8,
+                wait_s=_START_WAIT_S,
+                pooled=settings.pooled,
             )
         )
         # Of its own, so that no reader keeps it from hearing of a revocation.
         keys = await stack.enter_async_context(
-            Keys.open(await stack.enter_async_context(database.open_pool(url, name="tollbridge keys", size=1)))
+            Keys.open(
+                await stack.enter_async_context(
+                    database.open_pool(url, name="tollbridge keys", size=1, pooled=settings.pooled)
+                )
+            )
         )
         ledger = Ledger(control, zone=settings.admission.zone)
         await _partition(ledger)
         await stack.enter_async_context(_background(_partition_hourly(ledger), name="partitions"))
 
-        store = Store(url, settings.admission)
+        store = Store(url, settings.admission, listen_url=settings.listen_database_url)
         stack.push_async_callback(store.close)
         if others := await store.configure():
-            log.warning("gateway.newer_limits_in_force", groups=others, hint="raise admission.revision to replace them")
+            log.warning(
+                "gateway.newer_limits_in_force",
+                groups=[name for name in others if "#" not in name],
+                endpoints=[endpoint.replace("#", " of provider ") for endpoint in others if "#" in endpoint],
+                hint="raise admission.revision to replace them",
+            )
         liveness = stack.enter_context(Liveness(settings.data_dir).opened())
         journal = await stack.enter_async_context(Journal(settings.data_dir / "journal").opened())
         controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
@@ -202,7 +216,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
         adapter = await stack.enter_async_context(Upstream())
         billing = Billing(await _prices(settings))
-        router = Router(settings.providers, settings.models, billing, settings.routing)
+        router = Router(settings.providers, settings.models, billing, settings.routing, settings.roles)
+        standing = Standing(store, settings.admission)
         pipeline = Pipeline(
             router=router,
             controller=controller,
@@ -210,6 +225,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             billing=billing,
             usable=lambda call: keys.usable(call.caller.key_id),
             settings=settings.routing,
+            standing=standing,
             settling=settling,
         )
 
@@ -243,14 +259,14 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 caller_fields=BY_NAME,
                 parse_options=options_from_json,
                 parse_chat=PROTOCOLS["chat_completions"].parse_request,
-                resolve=router.targets,
+                resolve=router.known,
                 unambiguous=unique_members,
                 settings=settings.jobs,
             ),
             settings.jobs,
             submitted=runner.wake,
         )
-        reading = Reading(settings, controller, store, ledger, keys, settling)
+        reading = Reading(settings, controller, store, ledger, keys, settling, standing, runner)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(
@@ -292,7 +308,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
 
 async def _prices(settings: Settings) -> PriceBook:
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library, free=settings.free)
     routes = {
         PricedRoute(provider.id, provider.base_url, model.name, target.model)
         for model in settings.models.values()

@@ -27,7 +27,8 @@ from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
 from adapters.limits import Remaining
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
-from gateway.call import Call
+from gateway.call import Call, Unsupported
+from gateway.needs import PARAMETERS, lacking, without
 from gateway.outcome import AttemptReport, Cost, Counters
 from gateway.router import Plan, Route
 from gateway.settling import Settling, Unacknowledged
@@ -72,6 +73,15 @@ class Attempt:
         self.provider_request_id: str | None = None
         self.remaining: Remaining | None = None
         self.error: Exception | None = None
+        #: What this route is asked: the request, without what it cannot be told where that may be dropped.
+        self.chat = call.chat
+        #: Paths of what it was not sent.
+        self.dropped: tuple[str, ...] = ()
+        self._drops = (call.options.unsupported or route.provider.unsupported) is Unsupported.DROP
+        if self._drops:
+            self.chat, self.dropped = lacking(call.chat, route.provider.cannot)
+        #: Kinds of content of the answer that no caller of another protocol gets.
+        self.omitted: tuple[str, ...] = ()
         #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
         self.left = False
         self.late = False
@@ -93,9 +103,34 @@ class Attempt:
         deadline = self.lease.hard_deadline
         if self.call.deadline is not None and not self.drain_s:
             deadline = min(deadline, self.call.deadline)
-        return UpstreamCall(
-            endpoint=self.route.endpoint, model=self.route.model, request=self.call.chat, deadline=deadline
-        )
+        return UpstreamCall(endpoint=self.route.endpoint, model=self.route.model, request=self.chat, deadline=deadline)
+
+    @property
+    def start_s(self) -> float | None:
+        """How quick this route is to be called for it: a start that failed is as slow as its clock is long."""
+        if self.first_byte_s is not None:
+            return self.first_byte_s
+        if self.verdict() not in (Verdict.TRANSIENT, Verdict.RATE_LIMITED):
+            return None
+        return max(time.monotonic() - self.started_at, self.route.endpoint.clocks.first_byte_s)
+
+    def drops(self, path: str) -> bool:
+        """Takes a parameter out of what is asked, where it may be: then it can be asked again."""
+        if not self._drops or path not in PARAMETERS or path in self.dropped:
+            return False
+        self.chat = without(self.chat, [path])
+        self.dropped = (*self.dropped, path)
+        return True
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the caller must know of an answer that is not quite to what it asked, or not all of what came."""
+        provider = self.route.provider.id
+        told = [f"{path}: dropped, {provider} was not sent it" for path in dict.fromkeys(self.dropped)]
+        native = self.call.chat.native
+        if native is None or native.protocol != self.route.endpoint.protocol:
+            told += [f"answer: {kind} of {provider} has no place in this format" for kind in self.omitted]
+        return tuple(told)
 
     def observe(self, batch: Sequence[Event]) -> list[Delta]:
         """Takes note of what a batch says about usage and end; the deltas in it."""
@@ -109,6 +144,8 @@ class Attempt:
                 self.served_model = event.served_model
                 self.provider_request_id = event.provider_request_id
                 self.remaining = event.remaining
+                self.dropped += event.dropped
+                self.omitted = event.omitted
             else:
                 deltas.append(event)
         if self.first_byte_s is None and (deltas or self.finished):
@@ -124,6 +161,8 @@ class Attempt:
         self.served_model = response.served_model
         self.provider_request_id = response.provider_request_id
         self.remaining = response.remaining
+        self.dropped += response.dropped
+        self.omitted = response.omitted
         self.finished = Finished(ends=())
 
     async def begin(self, dispatch: Callable[[Attempt], Awaitable[T]]) -> T:
@@ -482,7 +521,8 @@ def intent(
             request_id=call.request_id,
             transport=call.transport,
             created_at=created_at,
-            requested_model=call.model,
+            # A role names no model: the configured one that was chosen for it stands in its place, for its price.
+            requested_model=call.model or route.asked,
             route_id=route.route_id,
             provider=route.provider.id,
             upstream_model=route.model,

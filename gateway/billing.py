@@ -15,7 +15,8 @@ import msgspec
 from adapters.chat import ChatRequest, Text
 from gateway.call import Call
 from gateway.outcome import Cost
-from gateway.router import Provider, Route
+from gateway.provider import Provider
+from gateway.router import Route
 from metering import cost
 from metering.prices import KnownPrice, PriceBook
 from metering.usage import NOTHING, Usage
@@ -27,20 +28,26 @@ _USUAL_OUTPUT_TOKENS: Final = 1000
 
 
 class Billing:
-    """Prices applied to calls. Satisfies `gateway.router.Ceilings`."""
+    """Prices applied to calls. Satisfies `gateway.router.Costs`."""
 
     def __init__(self, prices: PriceBook) -> None:
         self._prices = prices
 
-    def __call__(self, call: Call, provider: Provider, upstream_model: str) -> Decimal | None:
+    def most(self, call: Call, route: Route) -> Decimal | None:
         """The most the call can cost there in USD; None where no bound is known."""
-        return cost.upper_bound(
-            self._price(call.model, provider, upstream_model), limits(call.chat, provider.max_output_tokens)
+        return self.bound(call, route)[0]
+
+    def about(self, call: Call, route: Route) -> Decimal | None:
+        """About what the call costs there in USD, to compare routes; None where no price is known."""
+        output = call.chat.max_output_tokens or route.provider.max_output_tokens or _USUAL_OUTPUT_TOKENS
+        usage = Usage(
+            input_total=max(size_of(call.chat) // _BYTES_PER_TOKEN, 1), output_total=output * (call.chat.n or 1)
         )
+        return cost.cost(usage, self._price_of(route)).usd
 
     def bound(self, call: Call, route: Route) -> tuple[Decimal | None, str | None]:
         """The upper bound of one attempt, and the price version it rests on."""
-        price = self._price(call.model, route.provider, route.model)
+        price = self._price_of(route)
         bound = cost.upper_bound(price, limits(call.chat, route.provider.max_output_tokens))
         return bound, None if price is None else price.version
 
@@ -53,7 +60,7 @@ class Billing:
         """The cost of an answer that is proven complete."""
         charge = cost.cost(
             usage,
-            self._price(call.model, route.provider, route.model),
+            self._price_of(route),
             _reported(reported_cost_usd),
             limits=limits(call.chat, route.provider.max_output_tokens),
         )
@@ -74,7 +81,7 @@ class Billing:
 
     def unproven(self, call: Call, route: Route, usage: Usage = NOTHING) -> Cost:
         """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
-        price = self._price(call.model, route.provider, route.model)
+        price = self._price_of(route)
         bounds = limits(call.chat, route.provider.max_output_tokens)
         return _cost(cost.unknown(cost.Reason.NO_TERMINAL, price, bounds, usage))
 
@@ -84,6 +91,9 @@ class Billing:
 
     def not_dispatched(self) -> Cost:
         return _cost(cost.zero(cost.Reason.NOT_DISPATCHED))
+
+    def _price_of(self, route: Route) -> KnownPrice | None:
+        return self._price(route.asked, route.provider, route.model)
 
     def _price(self, requested: str, provider: Provider, upstream: str) -> KnownPrice | None:
         return self._prices.price(provider.id, provider.base_url, requested, upstream, datetime.now(UTC))

@@ -16,6 +16,7 @@ from adapters.chat import ChatRequest, ChatResponse
 from admission.lease import Class
 from gateway.errors import InvalidRequest
 from gateway.outcome import Outcome
+from gateway.policy import ANYTHING, Policy
 
 
 class Resend(enum.StrEnum):
@@ -23,6 +24,27 @@ class Resend(enum.StrEnum):
 
     NEVER = "never"
     BEFORE_FIRST_BYTE = "before_first_byte"
+
+
+class Order(enum.StrEnum):
+    """In which order the routes of a model are tried. Ties keep the configured order."""
+
+    #: As configured.
+    PRIORITY = "priority"
+    #: The cheapest for this request first; those whose price is not known last.
+    COST = "cost"
+    #: The one that began to answer soonest of late first; one that nobody has tried of late before all.
+    LATENCY = "latency"
+    #: Drawn: the more weight, the cheaper and the quicker, the sooner.
+    WEIGHTED = "weighted"
+
+
+class Unsupported(enum.StrEnum):
+    """What becomes of a parameter that a route cannot be told."""
+
+    REFUSE = "refuse"
+    #: It is left out, and the answer says so.
+    DROP = "drop"
 
 
 class Scope(enum.StrEnum):
@@ -62,6 +84,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     allow_failover: bool = True
     resend_uncertain: Resend | None = None
     spill_after_s: float | None = None
+    #: Names of models, as a caller may ask for them; empty means any.
+    allowed_models: tuple[str, ...] = ()
+    #: None: as the model is configured.
+    order: Order | None = None
+    #: None: as the provider is configured.
+    unsupported: Unsupported | None = None
+    #: The answer says of each route that was not tried why.
+    explain: bool = False
 
     def __post_init__(self) -> None:
         if self.owner_fence is not None and self.run_id is None:
@@ -73,12 +103,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: str
     caller: Caller
-    #: The model as the caller named it.
+    #: The model as the caller named it; empty only where `options.role` is asked for instead.
     model: str
     chat: ChatRequest
     options: Options
     #: The event loop's time by which the caller wants the answer; None where it set no deadline.
     deadline: float | None = None
+    #: What the key may use, beside what the configuration and the request itself say.
+    policy: Policy = ANYTHING
     #: How the request came in: "grpc", "rest", "job".
     transport: str
     #: The number of attempts made for this debit before (by an earlier executor of a job).

@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import importlib.resources
 import os
-import re
 import tomllib
 import urllib.parse
-import zoneinfo
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pydantic
 
-from adapters.contract import Clocks, Endpoint
-from adapters.protocols import PROTOCOLS
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
-from gateway.call import Resend
+from gateway import profiles
+from gateway.call import Order
+from gateway.database import url_fault
 from gateway.jobs.settings import JobsSettings
 from gateway.keys import environment_key_fault
-from gateway.router import Confirms, Model, OnCancel, Provider, RoutingSettings, Target
-from metering.prices import Price, configured_price
+from gateway.policy import Policy
+from gateway.provider import Adjustment, Provider
+from gateway.router import Model, Role, RoutingSettings, Target, target_provider
+from gateway.tables import File, GroupTable, RoutingTable, TargetTable
+from metering.prices import Price, configured_price, usd
 
 FILE_NAME: Final = "tollbridge.toml"
-_VARIABLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
-EXECUTION_LIMIT_S: Final = 120.0
-#: Reasoning models think longer than others answer.
-REASONING_LIMIT_S: Final = 600.0
-#: A call that nobody waits for any more must not occupy a slot for longer than one that somebody does.
-MOST_DRAIN_S: Final = 600.0
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -67,6 +62,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: None: an embedded PostgreSQL in the data directory.
     database_url: str | None
     content_database_url: str | None
+    #: The server itself, where the database URLs are those of a pooler that hands out sessions by transaction.
+    listen_database_url: str | None
     rest: Listen
     grpc: Listen
     #: A key with every scope, given by the operator.
@@ -74,153 +71,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float
     providers: Mapping[str, Provider]
     models: Mapping[str, Model]
+    roles: Mapping[str, Role]
     prices_by_model: Mapping[str, Price]
     routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
 
+    @property
+    def pooled(self) -> bool:
+        """The database URLs are a pooler's: no session is this process's own."""
+        return self.listen_database_url is not None
 
-# ------------------------------------------------------------------ the shape of the file
-
-#: Seconds. Past this a time means nothing, and neither the clocks nor the database can add it to now.
-_LONGEST_S: Final = 10_000_000.0
-_Positive = Annotated[float, pydantic.Field(gt=0, le=_LONGEST_S, allow_inf_nan=False)]
-_NotNegative = Annotated[float, pydantic.Field(ge=0, le=_LONGEST_S, allow_inf_nan=False)]
-_Name = Annotated[str, pydantic.Field(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
-
-
-class _Strict(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class _Provider(_Strict):
-    name: str | None = None
-    type: Literal["llm"] = "llm"
-    enabled: bool = True
-    protocol: str | None = None
-    base_url: str | None = None
-    credentials: list[_Name] = []
-    requires: list[_Name] = []
-    #: The request header that carries the credential; "authorization" sends it as a Bearer token.
-    auth_header: str = "authorization"
-    headers: dict[str, str] = {}
-    models: list[_Name] = []
-    default_model: _Name | None = None
-    omit: list[_Name] = []
-    force: dict[str, Any] = {}
-    no_sentinel: bool = False
-    max_tokens_field: str | None = None
-    reasoning_field: str | None = None
-    max_output_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
-    connect_s: _Positive = 5.0
-    first_byte_s: _Positive = 5.0
-    gap_s: _Positive = 1.5
-    execution_limit_s: _Positive = EXECUTION_LIMIT_S
-    execution_base_s: _Positive = 30.0
-    slowest_tokens_per_s: _Positive = 10.0
-    #: Patterns: `*` stands for any text.
-    reasoning_models: list[_Name] = []
-    reasoning_execution_limit_s: _Positive = REASONING_LIMIT_S
-    isolation_s: _NotNegative = 30.0
-    queue_timeout_s: _Positive = 60.0
-    cancel_confirms_after_s: _NotNegative | None = None
-    cancel_confirms: Literal["all", "streams", "none"] = "all"
-    #: Who says what closing a connection does: a URL; "none" where nobody does in public.
-    cancel_source: Annotated[str, pydantic.Field(pattern=r"^(none|https?://\S+)$")] | None = None
-    on_cancel: Literal["close", "drain"] | None = None
-    drain_s: Annotated[float, pydantic.Field(gt=0, le=MOST_DRAIN_S, allow_inf_nan=False)] = 15.0
-    resend_uncertain: Literal["never", "before_first_byte"] | None = None
-    #: The capacity group it competes in, where that is not the one of its endpoint.
-    group: _Name | None = None
-    #: Whether a rate limit is told of one model or of the account as a whole.
-    rate_limit_scope: Literal["model", "account"] = "model"
-    first_byte_objective_s: _Positive | None = None
-
-
-class _Target(_Strict):
-    provider: _Name
-    model: _Name | None = None
-
-
-class _Model(_Strict):
-    providers: Annotated[list[_Name | _Target], pydantic.Field(min_length=1)]
-    fallback: list[_Name | _Target] = []
-    price: dict[str, Any] | None = None
-
-
-class _ModelLimits(_Strict):
-    concurrency: Annotated[int, pydantic.Field(ge=0, le=100_000)] | None = None
-    requests_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000)] | None = None
-    tokens_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000_000)] | None = None
-
-
-class _Group(_Strict):
-    #: Endpoints that share it, beside the one it may be named for.
-    endpoints: list[_Name] = []
-    concurrency: Annotated[int, pydantic.Field(ge=0, le=100_000)] = 3
-    quarantine_headroom: Annotated[int, pydantic.Field(ge=0, le=100_000)] = 0
-    requests_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000)] | None = None
-    tokens_per_minute: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000_000)] | None = None
-    models: dict[_Name, _ModelLimits] = {}
-    queue: Annotated[int, pydantic.Field(ge=0, le=1_000_000)] = 32
-    failure_threshold: Annotated[int, pydantic.Field(gt=0)] = 5
-    failure_window_s: _Positive = 30.0
-    first_cooldown_s: _Positive = 10.0
-    longest_cooldown_s: _Positive = 300.0
-
-
-class _Gateway(_Strict):
-    data_dir: str | None = None
-    database_url: str | None = None
-    content_database_url: str | None = None
-    rest_listen: str | None = None
-    grpc_listen: str | None = None
-    #: Seconds that running requests get to end when the gateway stops.
-    drain_s: _Positive = 30.0
-
-
-class _Admission(_Strict):
-    revision: Annotated[int, pydantic.Field(ge=0, le=2_000_000_000)] = 1
-    lease_s: _Positive = 60.0
-    margin_s: _Positive = 5.0
-    unconfirmed_grant_s: _Positive = 2.0
-    rescan_s: _Positive = 1.0
-    statement_s: _Positive = 5.0
-    retry_s: _Positive = 3.0
-    longest_retry_after_s: _Positive = 3600.0
-    unavailable_s: _Positive = 300.0
-    connections: Annotated[int, pydantic.Field(gt=0, le=64)] = 4
-    zone: str = "UTC"
-
-    @pydantic.field_validator("zone")
-    @classmethod
-    def _known_zone(cls, zone: str) -> str:
-        if zone not in zoneinfo.available_timezones():
-            raise ValueError("not a time zone of the IANA database")
-        return zone
-
-    @pydantic.model_validator(mode="after")
-    def _margin_fits(self) -> _Admission:
-        if self.margin_s >= self.lease_s / 2:
-            raise ValueError("margin_s must be less than half of lease_s")
-        return self
-
-
-class _Routing(_Strict):
-    most_routes: Annotated[int, pydantic.Field(gt=0, le=20)] = 3
-    most_attempts: Annotated[int, pydantic.Field(gt=0, le=50)] = 6
-    backoff_s: list[_NotNegative] = [1.0, 2.0, 4.0]
-    settlement_patience_s: _Positive = 2.0
-
-
-class _File(_Strict):
-    gateway: _Gateway = _Gateway()
-    providers: dict[_Name, _Provider] = {}
-    models: dict[_Name, _Model] = {}
-    groups: dict[_Name, _Group] = {}
-    routing: _Routing = _Routing()
-    admission: _Admission = _Admission()
-    jobs: dict[str, Any] = {}
+    @property
+    def free(self) -> dict[str, tuple[str, ...]]:
+        """By provider, patterns of the upstream models that cost nothing."""
+        return {provider.id: provider.free for provider in self.providers.values() if provider.free}
 
 
 # ------------------------------------------------------------------ reading it
@@ -271,15 +136,23 @@ def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
     if isinstance(providers, dict):
         for provider_id, given in providers.items():
             if isinstance(given, dict) and provider_id in shipped:
-                providers[provider_id] = {**shipped[provider_id], **given}
+                profile = shipped[provider_id]
+                providers[provider_id] = {**profile, **given}
+                if isinstance(given.get("per_model"), dict):
+                    # The file's own come later, so that they win.
+                    providers[provider_id]["per_model"] = _later(profile.get("per_model", {}), given["per_model"])
 
 
-def _parse(label: str, raw: dict[str, Any]) -> tuple[_File, list[Fault]]:
+def _later(shipped: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{name: table for name, table in shipped.items() if name not in given}, **given}
+
+
+def _parse(label: str, raw: dict[str, Any]) -> tuple[File, list[Fault]]:
     """The file as far as it can be read: what is wrong is told and left out, so that the rest is looked at, too."""
     faults: list[Fault] = []
     while True:
         try:
-            return _File.model_validate(raw), faults
+            return File.model_validate(raw), faults
         except pydantic.ValidationError as error:
             told = {fault.path for fault in faults}
             for found in error.errors():
@@ -301,7 +174,7 @@ def _leave_out(raw: dict[str, Any], location: Sequence[Any]) -> None:
 
 
 def _fault(file: str, found: Any) -> Fault:
-    path = ".".join(str(part) for part in found["loc"] if part not in ("[key]", "_Target", "function-after"))
+    path = ".".join(str(part) for part in found["loc"] if part not in ("[key]", "TargetTable", "function-after"))
     if found["type"] == "extra_forbidden":
         return Fault(file, path, "there is no such key")
     return Fault(file, path, str(found["msg"]))
@@ -314,7 +187,7 @@ class _Resolved:
     """A parsed file on its way to settings, collecting what is wrong between its parts."""
 
     def __init__(
-        self, label: str, file: Path | None, parsed: _File, environ: Mapping[str, str], faults: list[Fault]
+        self, label: str, file: Path | None, parsed: File, environ: Mapping[str, str], faults: list[Fault]
     ) -> None:
         self._label = label
         self._file = file
@@ -324,13 +197,23 @@ class _Resolved:
 
     def settings(self) -> Settings:
         parsed, environ = self._parsed, self._environ
-        providers = {name: self._provider(name, given) for name, given in parsed.providers.items()}
+        providers = {
+            name: profiles.provider(name, given, environ, self._wrong, self._origin_of)
+            for name, given in parsed.providers.items()
+        }
         models = self._models(providers)
+        roles = self._roles(models)
+        routing = self._routing(parsed.routing, providers)
         providers, groups = self._grouped(providers, models)
         prices = dict(self._prices())
         jobs = self._jobs()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
         grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
+        database_url = self._database_url("database_url", parsed.gateway.database_url)
+        content_database_url = self._database_url("content_database_url", parsed.gateway.content_database_url)
+        listen_database_url = self._database_url("listen_database_url", parsed.gateway.listen_database_url)
+        if listen_database_url is not None and database_url is None:
+            self._wrong("gateway.listen_database_url", "needs gateway.database_url, which is the pooler's then")
         if fault := environment_key_fault(environ.get("TOLLBRIDGE_API_KEY") or None):
             self._wrong("TOLLBRIDGE_API_KEY", fault)
         if self._faults:
@@ -339,93 +222,24 @@ class _Resolved:
         return Settings(
             file=self._file,
             data_dir=Path(environ.get("TOLLBRIDGE_DATA_DIR") or parsed.gateway.data_dir or ".tollbridge"),
-            database_url=environ.get("TOLLBRIDGE_DATABASE_URL") or parsed.gateway.database_url,
-            content_database_url=environ.get("TOLLBRIDGE_CONTENT_DATABASE_URL") or parsed.gateway.content_database_url,
+            database_url=database_url,
+            content_database_url=content_database_url,
+            listen_database_url=listen_database_url,
             rest=rest,
             grpc=grpc,
             api_key=environ.get("TOLLBRIDGE_API_KEY") or None,
             drain_s=parsed.gateway.drain_s,
             providers=providers,
             models=models,
+            roles=roles,
             prices_by_model=prices,
-            routing=msgspec.convert(parsed.routing.model_dump(), RoutingSettings),
-            admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers), **admission),
+            routing=routing,
+            admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers, models), **admission),
             jobs=jobs,
         )
 
     def _wrong(self, path: str, reason: str) -> None:
         self._faults.append(Fault(self._label, path, reason))
-
-    def _provider(self, provider_id: str, given: _Provider) -> Provider:
-        where = f"providers.{provider_id}"
-        if "/" in provider_id:
-            self._wrong(where, "a provider's id must not hold '/'")
-        if given.protocol is None:
-            self._wrong(f"{where}.protocol", "is missing")
-        elif given.protocol not in PROTOCOLS:
-            self._wrong(f"{where}.protocol", f"is not one of {', '.join(sorted(PROTOCOLS))}")
-        if not given.base_url:
-            self._wrong(f"{where}.base_url", "is missing: a provider needs the URL that its endpoints start with")
-        if given.default_model is not None and given.models and given.default_model not in given.models:
-            self._wrong(f"{where}.default_model", "is not one of its models")
-        template = given.base_url or "http://missing.invalid"
-        variables = _VARIABLE.findall(template)
-        missing = [name for name in (*given.requires, *variables) if not self._environ.get(name)]
-        variable = next((name for name in given.credentials if self._environ.get(name)), None)
-        credential = None if variable is None else self._environ[variable]
-        if given.credentials and credential is None:
-            missing.append(" or ".join(given.credentials))
-        base_url = _VARIABLE.sub(lambda m: self._environ.get(m[1]) or m[0], template).rstrip("/")
-        # Without its variables the URL is not one yet, and neither is the group it names.
-        known = not set(variables) & set(missing)
-        origin = self._origin_of(f"{where}.base_url", base_url) if known else template
-        headers = dict(given.headers)
-        if credential is not None:
-            if not credential.isascii() or not credential.isprintable():
-                self._wrong(where, f"the value of {' or '.join(given.credentials)} cannot be sent in a header")
-            bearer = given.auth_header.lower() == "authorization"
-            headers[given.auth_header] = f"Bearer {credential}" if bearer else credential
-        endpoint = Endpoint(
-            provider=provider_id,
-            protocol=given.protocol or "",
-            base_url=base_url,
-            headers=headers,
-            clocks=Clocks(first_byte_s=given.first_byte_s, gap_s=given.gap_s, connect_s=given.connect_s),
-            omit=frozenset(given.omit),
-            force={name: msgspec.Raw(msgspec.json.encode(value)) for name, value in given.force.items()},
-            no_sentinel=given.no_sentinel,
-            max_tokens_field=given.max_tokens_field,
-            reasoning_field=given.reasoning_field,
-        )
-        return Provider(
-            id=provider_id,
-            name=given.name or provider_id,
-            enabled=given.enabled,
-            protocol=given.protocol or "",
-            origin=origin,
-            group=given.group or origin,
-            credential=variable or provider_id,
-            account_wide_limits=given.rate_limit_scope == "account",
-            first_byte_objective_s=given.first_byte_objective_s,
-            missing=tuple(dict.fromkeys(missing)),
-            models=tuple(given.models),
-            default_model=given.default_model,
-            endpoint=None if missing else endpoint,
-            base_url=base_url,
-            execution_limit_s=given.execution_limit_s,
-            isolation_s=given.isolation_s,
-            queue_timeout_s=given.queue_timeout_s,
-            cancel_confirms_after_s=given.cancel_confirms_after_s,
-            cancel_confirms=Confirms(given.cancel_confirms),
-            on_cancel=None if given.on_cancel is None else OnCancel(given.on_cancel),
-            drain_s=given.drain_s,
-            reasoning_models=tuple(given.reasoning_models),
-            reasoning_execution_limit_s=given.reasoning_execution_limit_s,
-            execution_base_s=given.execution_base_s,
-            slowest_tokens_per_s=given.slowest_tokens_per_s,
-            resend_uncertain=None if given.resend_uncertain is None else Resend(given.resend_uncertain),
-            max_output_tokens=given.max_output_tokens,
-        )
 
     def _origin_of(self, where: str, url: str) -> str:
         try:
@@ -440,19 +254,63 @@ class _Resolved:
         models: dict[str, Model] = {}
         for name, given in self._parsed.models.items():
             where = f"models.{name}"
+            of_all = profiles.adjustment(where, given, self._wrong)
             targets: list[Target] = []
             for key, entries in (("providers", given.providers), ("fallback", given.fallback)):
                 for place, entry in enumerate(entries):
-                    provider = entry if isinstance(entry, str) else entry.provider
-                    upstream = name if isinstance(entry, str) or entry.model is None else entry.model
-                    target = Target(provider=provider, model=upstream)
-                    if provider not in providers:
-                        self._wrong(f"{where}.{key}.{place}", f"no provider is called {provider!r}")
-                    elif target in targets:
+                    target = self._target(f"{where}.{key}.{place}", name, entry, of_all)
+                    if target.provider not in providers:
+                        self._wrong(f"{where}.{key}.{place}", f"no provider is called {target.provider!r}")
+                    elif any(_same_route(target, other) for other in targets):
                         self._wrong(f"{where}.{key}.{place}", "is there twice")
                     targets.append(target)
-            models[name] = Model(name=name, targets=tuple(targets), primary=len(given.providers))
+            models[name] = Model(
+                name=name, targets=tuple(targets), primary=len(given.providers), order=Order(given.order)
+            )
         return models
+
+    def _target(self, where: str, name: str, entry: str | TargetTable, of_all: Adjustment | None) -> Target:
+        if isinstance(entry, str):
+            return Target(provider=entry, model=name, adjustments=() if of_all is None else (of_all,))
+        own = profiles.adjustment(where, entry, self._wrong)
+        for role in entry.qualified_for:
+            if role not in self._parsed.roles:
+                self._wrong(f"{where}.qualified_for.{role}", "no role is called so")
+        return Target(
+            provider=entry.provider,
+            model=name if entry.model is None else entry.model,
+            adjustments=tuple(said for said in (of_all, own) if said is not None),
+            weight=entry.weight,
+            qualified_for=entry.qualified_for,
+        )
+
+    def _roles(self, models: Mapping[str, Model]) -> dict[str, Role]:
+        roles: dict[str, Role] = {}
+        for name, given in self._parsed.roles.items():
+            for place, model in enumerate(given.models):
+                if model not in models:
+                    self._wrong(f"roles.{name}.models.{place}", f"no model is called {model!r}")
+            with_one = [m.name for m in models.values() if any(name in t.qualified_for for t in m.targets)]
+            roles[name] = Role(name=name, models=tuple(given.models or with_one), order=Order(given.order))
+        return roles
+
+    def _routing(self, given: RoutingTable, providers: Mapping[str, Provider]) -> RoutingSettings:
+        for place, name in enumerate(given.allowed_providers or ()):
+            if name not in providers:
+                self._wrong(f"routing.allowed_providers.{place}", f"no provider is called {name!r}")
+        limit = None
+        if given.max_cost_usd is not None:
+            try:
+                limit = usd(given.max_cost_usd, name="max_cost_usd")
+            except ValueError as error:
+                self._wrong("routing.max_cost_usd", str(error))
+        policy = Policy(
+            providers=None if given.allowed_providers is None else frozenset(given.allowed_providers),
+            models=None if given.allowed_models is None else tuple(given.allowed_models),
+            max_cost_usd=limit,
+        )
+        own = given.model_dump(exclude={"allowed_providers", "allowed_models", "max_cost_usd"})
+        return msgspec.convert({**own, "policy": policy}, RoutingSettings)
 
     def _built_in_models(self, providers: Mapping[str, Provider]) -> dict[str, Model]:
         """Without a file, every model that a shipped profile lists, at every ready provider that lists it."""
@@ -471,7 +329,7 @@ class _Resolved:
         """
         origins = {provider.origin for provider in providers.values()}
         named = {name: self._group_name(name) for name in self._parsed.groups}
-        given: dict[str, _Group] = {}
+        given: dict[str, GroupTable] = {}
         for name, group in self._parsed.groups.items():
             if given.setdefault(named[name], group) is not group:
                 self._wrong(f"groups.{name}", f"is the group {named[name]!r}, which has a table already")
@@ -547,6 +405,14 @@ class _Resolved:
             self._wrong(f"jobs.{path.rstrip('`')}" if path else "jobs", reason)
             return JobsSettings()
 
+    def _database_url(self, name: str, configured: str | None) -> str | None:
+        variable = f"TOLLBRIDGE_{name.upper()}"
+        given = self._environ.get(variable)
+        url = given or configured or None
+        if url is not None and (fault := url_fault(url)) is not None:
+            self._wrong(variable if given else f"gateway.{name}", fault)
+        return url
+
     def _listen(self, variable: str, configured: str | None, default: str) -> Listen:
         text = self._environ.get(variable) or configured or default
         host, _, port = text.rpartition(":")
@@ -559,7 +425,11 @@ class _Resolved:
         return Listen(host.strip("[]"), int(port))
 
 
-def _group_settings(given: _Group | None, endpoints: Sequence[str]) -> GroupSettings:
+def _same_route(one: Target, other: Target) -> bool:
+    return (one.provider, one.model, one.adjustments) == (other.provider, other.model, other.adjustments)
+
+
+def _group_settings(given: GroupTable | None, endpoints: Sequence[str]) -> GroupSettings:
     if given is None:
         return GroupSettings(endpoints=tuple(endpoints), concurrency_is_default=True)
     fields = given.model_dump(exclude={"endpoints", "models"})
@@ -571,10 +441,12 @@ def _group_settings(given: _Group | None, endpoints: Sequence[str]) -> GroupSett
     )
 
 
-def _longest_hold_s(providers: Mapping[str, Provider]) -> float:
+def _longest_hold_s(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> float:
     """The longest that an attempt can occupy a slot, its quarantine included."""
+    seen = [provider.adjusted(said) for provider in providers.values() for _, said in provider.per_model]
+    seen += [target_provider(providers, target) for model in models.values() for target in model.targets]
     return max(
-        (max(p.execution_limit_s, p.reasoning_execution_limit_s) + p.isolation_s for p in providers.values()),
+        (max(p.execution_limit_s, p.reasoning_execution_limit_s) + p.isolation_s for p in (*providers.values(), *seen)),
         default=0.0,
     )
 

@@ -17,6 +17,7 @@ import hashlib
 import importlib.resources
 import re
 import time
+import urllib.parse
 from collections.abc import AsyncIterator, Iterator, Sequence
 from importlib.resources.abc import Traversable
 from typing import TypeAlias
@@ -49,7 +50,7 @@ class DatabaseError(Exception):
 
     DatabaseError
     |- StoreUnavailable     it cannot be reached, is read-only, or the connection broke: a commit's outcome is unknown
-    |- UrlRefused           its URL cannot be read
+    |- UrlRefused           its URL cannot be read, or the server refuses what it asks for
     `- MigrationRefused     its schema and this version's SQL files do not belong together
     """
 
@@ -59,13 +60,17 @@ class StoreUnavailable(DatabaseError):
 
 
 class UrlRefused(DatabaseError):
-    """The database URL cannot be read. The message does not repeat it: it may hold a password."""
+    """The database URL cannot be used. The message does not repeat it: it may hold a password."""
 
 
 class MigrationRefused(DatabaseError):
     """The database's schema and the SQL files of this version do not belong together."""
 
 
+_SETTINGS = "the database URL (TOLLBRIDGE_DATABASE_URL, or that of content or LISTEN, or theirs in [gateway])"
+_UNREADABLE = "cannot be read: is a special character in it not %-encoded, or a parameter of it unknown?"
+#: A host as a URL has it: a name, an address, or the %-encoded path of a socket.
+_HOST = re.compile(r"[\w.%-]+", re.ASCII)
 #: SQLSTATE classes and codes: connection lost, no slots or disk left, I/O error, shut down or starting, read-only or a
 #: standby, cut off by a transaction timeout, credentials or database not there.
 _UNAVAILABLE = ("08", "53", "58", "57P", "25006", "25P03", "25P04", "28", "3D000")
@@ -94,9 +99,45 @@ def store_errors() -> Iterator[None]:
         raise StoreUnavailable("the connection to the database is closed") from error
 
 
-async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
+def url_fault(url: str) -> str | None:
     """
-    One dedicated connection, known to the server as `name`.
+    What is wrong with a database URL, as far as that can be seen without connecting; None where nothing is.
+
+    Never repeats the URL, or a part of it: what is taken for a host or a port may be the end of a password.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        options = urllib.parse.parse_qs(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    except ValueError:
+        return _UNREADABLE
+    if parts.scheme not in ("postgresql", "postgres") or not url.startswith(f"{parts.scheme}://"):
+        return "does not begin with postgresql:// or postgres://"
+    if parts.fragment:
+        return "holds a #, which ends a URL: in a user name or password it is written %23"
+    places = [place for place in parts.netloc.rpartition("@")[2].split(",") if place]
+    ports = [text for place in places if (text := place.rpartition("]")[2].partition(":")[2])]
+    ports += [text for given in options.get("port", ()) for text in given.split(",")]
+    if any(not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536) for text in ports):
+        return "has a port that is not a number from 1 to 65535; / and : in a user name or password are %2F and %3A"
+    if any(":" in place and place.count(":") > 1 and not place.startswith("[") for place in places):
+        return "has a host with more than one ':'; an IPv6 address is written in []"
+    if parts.netloc.count("@") > 1:
+        return "holds more than one @: in a user name or password it is written %40"
+    if any(not place.startswith(("[", ":")) and not _HOST.fullmatch(place.partition(":")[0]) for place in places):
+        return "has a host that is not a name or an address; special characters in a password are %-encoded"
+    return None
+
+
+def _cache_size(*, pooled: bool) -> int:
+    # A pooler runs the next statement in another session, which does not know what this one has prepared. With no cache
+    # asyncpg parses each statement in the transaction that runs it. Else its own default.
+    return 0 if pooled else 100
+
+
+async def connect(url: str, *, name: str, wait_s: float = 0.0, pooled: bool = False) -> Connection:
+    """
+    One dedicated connection, known to the server as `name`. `pooled`: the URL is that of a pooler which hands out
+    sessions by transaction.
 
     Within `wait_s` a server that is starting, recovering or restarting is tried again. Raises StoreUnavailable,
     UrlRefused.
@@ -107,9 +148,18 @@ async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
         try:
             with store_errors():
                 settings = {"application_name": name}
-                return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT_S, server_settings=settings)
-        except ValueError:
-            raise UrlRefused("the database URL cannot be read; is a special character in it not %-encoded?") from None
+                return await asyncpg.connect(
+                    url,
+                    timeout=CONNECT_TIMEOUT_S,
+                    server_settings=settings,
+                    statement_cache_size=_cache_size(pooled=pooled),
+                )
+        except (ValueError, OverflowError, TypeError):
+            # asyncpg's own errors quote what they could not read.
+            raise UrlRefused(f"{_SETTINGS} {_UNREADABLE}") from None
+        except asyncpg.PostgresError as error:
+            # What is in the URL and is no part of an address goes to the server, which may not know it.
+            raise UrlRefused(f"{_SETTINGS} has a parameter that the server refuses ({type(error).__name__})") from None
         except StoreUnavailable as error:
             if time.monotonic() >= deadline or not _may_be_starting(error.__cause__):
                 raise
@@ -120,9 +170,11 @@ async def connect(url: str, *, name: str, wait_s: float = 0.0) -> Connection:
 
 
 @contextlib.asynccontextmanager
-async def open_connection(url: str, *, name: str, wait_s: float = 0.0) -> AsyncIterator[Connection]:
+async def open_connection(
+    url: str, *, name: str, wait_s: float = 0.0, pooled: bool = False
+) -> AsyncIterator[Connection]:
     """`connect`, closed at the end; cut where the block fails, so that a dead server cannot hold up the error."""
-    connection = await connect(url, name=name, wait_s=wait_s)
+    connection = await connect(url, name=name, wait_s=wait_s, pooled=pooled)
     try:
         yield connection
     except BaseException:
@@ -133,14 +185,17 @@ async def open_connection(url: str, *, name: str, wait_s: float = 0.0) -> AsyncI
 
 
 @contextlib.asynccontextmanager
-async def open_pool(url: str, *, name: str, size: int, wait_s: float = 0.0) -> AsyncIterator[Pool]:
+async def open_pool(
+    url: str, *, name: str, size: int, wait_s: float = 0.0, pooled: bool = False
+) -> AsyncIterator[Pool]:
     """
     At most `size` connections for what is not hot; they open on demand, so a server that died is found again.
+    `pooled` as for `connect`.
 
     Raises StoreUnavailable if the first connection cannot be made within `wait_s`. Leaving waits for the connections
     that are in use, bounded, then cuts them.
     """
-    async with open_connection(url, name=name, wait_s=wait_s):
+    async with open_connection(url, name=name, wait_s=wait_s, pooled=pooled):
         pass
     settings = {"application_name": name}
     pool = await asyncpg.create_pool(
@@ -150,6 +205,7 @@ async def open_pool(url: str, *, name: str, size: int, wait_s: float = 0.0) -> A
         timeout=CONNECT_TIMEOUT_S,
         command_timeout=STATEMENT_TIMEOUT_S,
         server_settings=settings,
+        statement_cache_size=_cache_size(pooled=pooled),
     )
     try:
         yield pool
@@ -197,15 +253,18 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.component}/{self.name}"
 
 
-async def migrate(url: str, sources: Sequence[Source] = MIGRATIONS, *, wait_s: float = 0.0) -> int:
+async def migrate(
+    url: str, sources: Sequence[Source] = MIGRATIONS, *, wait_s: float = 0.0, pooled: bool = False
+) -> int:
     """
     Bring the database up to `sources`; the number of files applied. All migrations come before all functions.
+    `pooled` as for `connect`.
 
     Idempotent, and safe in several processes at once. A database that newer code has migrated further is accepted as
     long as every file known here is in it unchanged. Raises MigrationRefused, StoreUnavailable, asyncpg.PostgresError.
     """
     files = [*_read(sources, "migrations"), *_read(sources, "functions")]
-    async with open_connection(url, name="tollbridge-migrate", wait_s=wait_s) as connection:
+    async with open_connection(url, name="tollbridge-migrate", wait_s=wait_s, pooled=pooled) as connection:
         with store_errors():
             applied = await _applied(connection)
             if applied is None:

@@ -216,9 +216,15 @@ class AttemptedError(GatewayError):
         code: Code | None = None,
         param: str | None = None,
         retry_after_s: float | None = None,
+        groups: tuple[str, ...] = (),
+        cause: str | None = None,
     ) -> None:
         super().__init__(message, code=code, param=param, retry_after_s=retry_after_s)
         self.outcome = outcome
+        #: The capacity groups that had no slot or no answer for it, the one that the message is about first.
+        self.groups = groups
+        #: What the code leaves open: a word of `gateway.standing.Cause`.
+        self.cause = cause
 
     @property
     @override

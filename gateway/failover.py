@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
+import msgspec
 import structlog
 
 from adapters.errors import Broken, ErrorClass, Rejected, RequestNotExpressible
@@ -34,8 +35,9 @@ from gateway.errors import (
     StreamBroken,
     UpstreamRejected,
 )
-from gateway.outcome import AttemptReport, Outcome
-from gateway.router import Route, RoutingSettings
+from gateway.outcome import AttemptReport, LeftOut, Outcome
+from gateway.router import Plan, Route, RoutingSettings
+from gateway.standing import Standing
 from metering.cost import decimal_string
 from metering.usage import NOTHING
 
@@ -50,16 +52,19 @@ _SETTLED: Final = Receipt(acknowledged=True)
 class Run:
     """One request on the line: what has been tried, and what may still be."""
 
-    def __init__(self, call: Call, settings: RoutingSettings) -> None:
+    def __init__(self, call: Call, settings: RoutingSettings, standing: Standing) -> None:
         self.call = call
         self.settings = settings
+        self._standing = standing
         self.debit_id = call.options.debit_id or call.request_id
         self.created_at = datetime.now(UTC).isoformat()
         self.started_at = time.monotonic()
         #: The attempt number last asked for. A ticket that was given up may have used one up, too.
         self.number = call.attempts_before
         self.reports: list[AttemptReport] = []
-        self.refusals: list[Refusal] = []
+        self.refusals: list[tuple[Refusal, Route | None]] = []
+        #: The groups whose attempts failed, in order.
+        self.failed_in: list[str] = []
         self.pauses = 0
         self.floor_s = 0.0
         #: In queues, over all attempts that got a slot.
@@ -81,6 +86,8 @@ class Run:
         self.cooling: list[tuple[float, Route]] = []
         #: The place in each group's order that a retry after a rate limit keeps.
         self.places: dict[str, int] = {}
+        #: Why others were not planned, where the request asked.
+        self.left_out: tuple[LeftOut, ...] = ()
         self.warnings = (
             ("idempotency_key: kept for the record, not enforced by this version",)
             if call.options.idempotency_key is not None
@@ -97,14 +104,16 @@ class Run:
             return None
         return self.call.deadline - asyncio.get_running_loop().time()
 
-    def planned(self, routes: Sequence[Route]) -> Sequence[Route]:
+    def planned(self, plan: Plan) -> Sequence[Route]:
         """The routes to be tried, in order. A single one is waited for, whatever keeps it back."""
-        self.patient = routes[0] if len(routes) == 1 else None
-        return routes
+        self.patient = plan.routes[0] if len(plan.routes) == 1 else None
+        if self.call.options.explain:
+            self.left_out = plan.left_out
+        return plan.routes
 
     def refused(self, refusal: Refusal, route: Route | None = None) -> None:
         """Takes note of a refusal, and of a route that may be waited for; raises where no other could do better."""
-        self.refusals.append(refusal)
+        self.refusals.append((refusal, route))
         if route is not None and route is not self.patient and refusal.reason is RefusalReason.COOLDOWN:
             self.cooling.append((refusal.retry_after_s or 0.0, route))
         if _code_of(refusal) in _SAME_EVERYWHERE:
@@ -113,6 +122,7 @@ class Run:
     def goes_on(self, attempt: Attempt, receipt: Receipt) -> bool:
         """After a failed attempt that is settled: may its route be tried again? Raises where nothing may."""
         error = attempt.error
+        self.failed_in.append(attempt.lease.group)
         if isinstance(error, Rejected) and error.error_class is ErrorClass.FATAL:
             raise UpstreamRejected(
                 f"{attempt.route.provider.id} refused the request: {error.message}",
@@ -152,6 +162,29 @@ class Run:
             wish = Resend.NEVER if self.call.transport == "job" else Resend.BEFORE_FIRST_BYTE
         return wish is Resend.BEFORE_FIRST_BYTE
 
+    def unadmitted(self, refusal: Refusal, *, lapsed: bool, heard: bool) -> AdmissionRefused:
+        """
+        The control store gave no answer to the ticket, or does not admit for now.
+
+        `lapsed`: the request had a place in the queue, and lost it with this process. `heard`: the store has confirmed
+        lately that this process lives.
+        """
+        refusal = msgspec.structs.replace(refusal, reason=RefusalReason.STORE_UNAVAILABLE)
+        self.refusals.append((refusal, None))
+        if lapsed:
+            told = (
+                "the control store had not heard of this process for longer than its lease, and the request lost its "
+                "place in the queue with it: nothing was dispatched"
+            )
+        elif heard:
+            told = (
+                "the control store answers, but did not admit in time, or was replaced and waits for what it may have "
+                "forgotten: nothing was dispatched"
+            )
+        else:
+            told = "the control store does not answer: nothing was dispatched"
+        return self._refusal(refusal, refusal.retry_after_s, told=told)
+
     async def pause(self, again: list[Route]) -> Sequence[Route]:
         """
         Every route was tried: waits before those that may do better. No slot is held. Raises where none may.
@@ -162,18 +195,18 @@ class Run:
         cooling, self.cooling = self.cooling, []
         most = self.settings.most_attempts
         if len(self.reports) >= most:
-            raise self._exhausted()
+            raise await self._exhausted()
         remaining = self.remaining_s()
         if not again:
             waits = [(wait_s, route) for wait_s, route in cooling if route not in self.waited_for]
             wait_s, soonest = min(waits, key=operator.itemgetter(0), default=(0.0, None))
             if soonest is None or (remaining is not None and wait_s >= remaining):
-                raise self._exhausted()
+                raise await self._exhausted()
             self.patient = soonest
             self.waited_for.append(soonest)
             return [soonest, *(route for _, route in cooling if route is not soonest)]
         if self.pauses >= len(self.settings.backoff_s):
-            raise self._exhausted()
+            raise await self._exhausted()
         queues = all(route.provider.group in self.places for route in again)
         routes = [*again, *(route for _, route in cooling)] if queues else again
         alone = len(routes) == 1
@@ -184,7 +217,7 @@ class Run:
         self.pauses += 1
         self.floor_s = 0.0
         if remaining is not None and delay >= remaining:
-            raise self._exhausted(retry_after_s=delay)
+            raise await self._exhausted(retry_after_s=delay)
         if not queues:
             await asyncio.sleep(delay)
         self.patient = routes[0] if alone else None
@@ -195,26 +228,41 @@ class Run:
         outcome = self.outcome("failed", receipt=receipt)
         return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=outcome)
 
-    def _refusal(self, refusal: Refusal, retry_after_s: float | None) -> AdmissionRefused:
+    def _refusal(
+        self, refusal: Refusal, retry_after_s: float | None, *, told: str | None = None, cause: str | None = None
+    ) -> AdmissionRefused:
         code = _code_of(refusal)
         place = "" if refusal.position is None else f" at position {refusal.position}"
         return AdmissionRefused(
-            _REFUSED[code].format(group=refusal.group, place=place),
+            told or _REFUSED[code].format(group=refusal.group, place=place),
             code=code,
             # What is too large stays so.
             retry_after_s=None if code in _FOR_EVER else retry_after_s,
             outcome=self.outcome("failed"),
+            groups=self._groups(refusal.group),
+            cause=cause,
         )
 
-    def _no_slot(self) -> AdmissionRefused:
-        """Of several routes without a slot: the last that may have one later, and when the first of them may."""
-        passing = [refusal for refusal in self.refusals if _code_of(refusal) not in _FOR_EVER] or self.refusals
-        waits = [refusal.retry_after_s for refusal in passing if refusal.retry_after_s is not None]
-        return self._refusal(passing[-1], min(waits, default=None))
+    def _groups(self, *first: str) -> tuple[str, ...]:
+        refused = [refusal.group for refusal, _ in self.refusals if _code_of(refusal) not in _SAME_EVERYWHERE]
+        return tuple(dict.fromkeys([*first, *refused, *self.failed_in]))
 
-    def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
+    async def _no_slot(self) -> AdmissionRefused:
+        """Of several routes without a slot: the last that may have one later, and when the first of them may."""
+        passing = [one for one in self.refusals if _code_of(one[0]) not in _FOR_EVER] or self.refusals
+        waits = [refusal.retry_after_s for refusal, _ in passing if refusal.retry_after_s is not None]
+        refusal, route = passing[-1]
+        hold = None
+        if route is not None and _code_of(refusal) in _HELD_BACK:
+            hold = await self._standing.hold(route, refusal.group)
+        if route is None or hold is None:
+            return self._refusal(refusal, min(waits, default=None))
+        told = hold.told(group=refusal.group, provider=route.provider.id, model=route.model)
+        return self._refusal(refusal, min(waits, default=None), told=told, cause=hold.cause.value)
+
+    async def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
         if not self.reports:
-            return self._no_slot()
+            return await self._no_slot()
         if all(report.status == "not_dispatched" and report.code == "unsupported_field" for report in self.reports):
             path, _, reason = (self.reports[-1].message or "").partition(": ")
             return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=path)
@@ -222,11 +270,12 @@ class Run:
             f"{r.route.provider}/{r.route.model}: {r.http_status or r.status} {r.code or ''}".rstrip()
             for r in self.reports
         )
-        waits = [refusal.retry_after_s for refusal in self.refusals if refusal.retry_after_s is not None]
+        waits = [refusal.retry_after_s for refusal, _ in self.refusals if refusal.retry_after_s is not None]
         return AllRoutesFailed(
             f"every route failed ({tried})",
             retry_after_s=retry_after_s or max([self.floor_s, *waits]) or None,
             outcome=self.outcome("failed"),
+            groups=self._groups(),
         )
 
     def broken(self, attempt: Attempt, receipt: Receipt) -> StreamBroken:
@@ -251,7 +300,8 @@ class Run:
             counters=receipt.counters,
             served_model=None if attempt is None else attempt.served_model,
             provider_request_id=None if attempt is None else attempt.provider_request_id,
-            warnings=self.warnings,
+            warnings=self.warnings if attempt is None else self.warnings + attempt.warnings,
+            left_out=self.left_out,
         )
         return self.done
 
@@ -313,11 +363,12 @@ _REFUSED: Final = {
     Code.QUEUE_FULL: "the queue of {group} is full",
     Code.QUEUE_TIMEOUT: "no slot of {group} came free in time{place}",
     Code.DEADLINE_EXCEEDED: "the caller's deadline passed while it waited for {group}{place}",
-    Code.COOLDOWN: "{group} is cooling down after failures",
-    Code.CONTROL_STORE_UNAVAILABLE: "the control store does not answer: nothing was dispatched",
+    # The reason, where it is not known any more: `gateway.standing` tells it otherwise.
+    Code.COOLDOWN: "{group} was held back after failures or for a rate limit",
+    Code.CONTROL_STORE_UNAVAILABLE: "the control store did not admit the request in time: nothing was dispatched",
     Code.DUPLICATE_DEBIT: "this debit_id is in use or has ended: nothing was dispatched again",
     Code.OWNER_FENCE: "a newer owner of this run has been seen: nothing was dispatched",
-    Code.PROVIDER_UNAVAILABLE: "the credential for {group} is rejected or its quota exhausted: it is left out for now",
+    Code.PROVIDER_UNAVAILABLE: "the provider of {group} rejected its credential, or its quota was exhausted",
     Code.TOO_LARGE: "the request may use more tokens than {group} may in a minute",
     Code.INTERNAL: "this process lost its place with the control store: nothing was dispatched",
 }
@@ -326,6 +377,8 @@ _REFUSED: Final = {
 _SAME_EVERYWHERE: Final = frozenset(
     {Code.DEADLINE_EXCEEDED, Code.CONTROL_STORE_UNAVAILABLE, Code.DUPLICATE_DEBIT, Code.OWNER_FENCE}
 )
+#: What these are for, `gateway.standing` knows.
+_HELD_BACK: Final = frozenset({Code.COOLDOWN, Code.PROVIDER_UNAVAILABLE})
 #: Asking again as it is cannot help.
 _FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT})
 

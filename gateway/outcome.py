@@ -20,6 +20,16 @@ class RouteReport(msgspec.Struct, frozen=True, kw_only=True):
     protocol: str
 
 
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """A route that was not tried, and why."""
+
+    provider: str
+    model: str
+    #: "disabled", "not_ready: OPENAI_API_KEY not set", "not_qualified: planner", "not_allowed: key",
+    #: "capability: images", "max_cost_usd", "failover_off", "route_limit".
+    reason: str
+
+
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     #: "charged", "zero" or "unknown".
     state: str
@@ -75,6 +85,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
     served_model: str | None = None
     provider_request_id: str | None = None
+    #: Where the request asked for an explanation.
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def dispatched(self) -> bool:

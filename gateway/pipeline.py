@@ -9,13 +9,16 @@ a task that `drain` waits for reads the answer on.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
 from adapters.contract import Adapter
-from adapters.errors import Broken, ProviderError, RequestNotExpressible
+from adapters.errors import Broken, ProviderError, Rejected, RequestNotExpressible
 from admission.contract import StoreUnavailable
 from admission.controller import Controller
 from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, new_id
@@ -27,12 +30,16 @@ from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
 from gateway.router import Plan, Route, Router, RoutingSettings
 from gateway.settling import Settling
+from gateway.standing import Standing
 
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
 Dispatch: TypeAlias = Callable[[Attempt], Awaitable[T]]
 
 _UNSETTLED: Final = Receipt(acknowledged=False)
+
+#: A process that had lapsed is another one after a round trip, and then its waiters are asked for again.
+_HEARD_AGAIN_S: Final = 2.0
 
 
 class Pipeline:
@@ -47,6 +54,7 @@ class Pipeline:
         billing: Billing,
         usable: Callable[[Call], bool],
         settings: RoutingSettings,
+        standing: Standing,
         settling: Settling | None = None,
     ) -> None:
         """`usable` says, right before dispatch, whether the caller's key still is. No `settling`: no journal."""
@@ -56,8 +64,12 @@ class Pipeline:
         self._billing = billing
         self._usable = usable
         self._settings = settings
+        self._standing = standing
         self._settling = settling or Settling(controller, settings.settlement_patience_s)
         self._attempts = Attempts(self._settling, billing)
+        self._burying = asyncio.Lock()
+        #: What this process was before a lapse, and has told the store to let go of.
+        self._buried: set[uuid.UUID] = set()
 
     async def drain(self, until: float) -> None:
         """After the last call: answers that are read on for callers who left get to that time of the event loop."""
@@ -67,7 +79,7 @@ class Pipeline:
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
-        run = Run(call, self._settings)
+        run = Run(call, self._settings, self._standing)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, first = await self._serve(run, observer, stack, self._first_content, streamed=True)
             items = self._items(run, attempt, first)
@@ -75,7 +87,7 @@ class Pipeline:
             yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
-        run = Run(call, self._settings)
+        run = Run(call, self._settings, self._standing)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, response = await self._serve(run, observer, stack, self._whole_answer, streamed=False)
             await observer.completed(response, attempt.number)
@@ -88,8 +100,8 @@ class Pipeline:
         self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T], *, streamed: bool
     ) -> tuple[Attempt, T]:
         """The first route that gets to content. What it holds open goes onto `stack`."""
-        plan = self._router.plan(run.call)
-        routes = run.planned(plan.routes)
+        plan = self._router.plan(run.call, streamed=streamed)
+        routes = run.planned(plan)
         while True:
             again: list[Route] = []
             for place, route in enumerate(routes):
@@ -114,11 +126,14 @@ class Pipeline:
                         raise run.late(_UNSETTLED) from None
                     except (ProviderError, RequestNotExpressible) as error:
                         attempt.error = error
+                        self._note(attempt)
                     else:
                         self._controller.content_seen(lease)
                         run.first_byte_s = attempt.first_byte_s
+                        self._router.seen(route, attempt.start_s, streamed=streamed)
                         stack.push_async_exit(trial.pop_all())
                         return attempt, begun
+                    self._router.seen(route, attempt.start_s, streamed=streamed)
                     receipt = await self._attempts.settle(attempt, run.reports)
                 if run.goes_on(attempt, receipt):
                     again.append(route)
@@ -130,39 +145,69 @@ class Pipeline:
         patience = provider.queue_timeout_s
         if not last and call.options.spill_after_s is not None:
             patience = min(patience, call.options.spill_after_s)
+        lapsed = False
         while True:
             self._journal_holds(run)
             run.number += 1
-            answer = await self._controller.admit(
-                Demand(
-                    ticket_id=new_id(),
-                    group=provider.group,
-                    endpoint=provider.capacity_key,
-                    model=route.model,
-                    credential=provider.credential,
-                    tokens=self._billing.tokens(call, route) if provider.counts_tokens else 0,
-                    place=run.places.get(provider.group),
-                    fence=run.fence,
-                    klass=call.options.klass,
-                    key_id=call.caller.key_id,
-                    debit_id=run.debit_id,
-                    attempt=run.number,
-                    execution_limit_s=provider.limit_s(route.model, call.chat.max_output_tokens),
-                    isolation_s=provider.isolation_s,
-                    queue_timeout_s=patience,
-                    caller_deadline_s=run.remaining_s(),
-                    waits_for_cooldown=route is run.patient,
-                    intent=intent(
-                        call, plan, route, created_at=run.created_at, failed=run.failed, billing=self._billing
+            with self._standing.telling(route, observer.queued) as tell:
+                answer = await self._controller.admit(
+                    Demand(
+                        ticket_id=new_id(),
+                        group=provider.group,
+                        endpoint=provider.capacity_key,
+                        model=route.model,
+                        credential=provider.credential,
+                        tokens=self._billing.tokens(call, route) if provider.counts_tokens else 0,
+                        place=run.places.get(provider.group),
+                        fence=run.fence,
+                        klass=call.options.klass,
+                        key_id=call.caller.key_id,
+                        debit_id=run.debit_id,
+                        attempt=run.number,
+                        execution_limit_s=provider.limit_s(route.model, call.chat.max_output_tokens),
+                        isolation_s=provider.isolation_s,
+                        queue_timeout_s=patience,
+                        caller_deadline_s=run.remaining_s(),
+                        waits_for_cooldown=route is run.patient,
+                        intent=intent(
+                            call, plan, route, created_at=run.created_at, failed=run.failed, billing=self._billing
+                        ),
                     ),
-                ),
-                observer.queued,
-            )
+                    tell,
+                )
             if isinstance(answer, Refusal):
                 run.number -= not answer.used
                 if answer.reason is RefusalReason.LAPSED:
-                    continue  # this process is another one now: the same question again, as that one
+                    # This process is another one soon: the same question again, as that one.
+                    lapsed = True
+                    await self._heard_again(run)
+                    continue
+                # Where the store has not let go of the place that was lost, it is that which holds the debit.
+                kept = lapsed and answer.reason is RefusalReason.DUPLICATE_DEBIT
+                if kept or answer.reason is RefusalReason.STORE_UNAVAILABLE:
+                    raise run.unadmitted(answer, lapsed=lapsed, heard=self._controller.available)
             return answer
+
+    async def _heard_again(self, run: Run) -> None:
+        """
+        Returns once the store has confirmed that this process lives, and has let go of the places it had before: they
+        would hold the debits of their own requests. Or when that has taken too long.
+        """
+        remaining = run.remaining_s()
+        patience = _HEARD_AGAIN_S if remaining is None else min(_HEARD_AGAIN_S, remaining)
+        until = asyncio.get_running_loop().time() + patience
+        while not self._controller.available and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  it tells nobody
+            await asyncio.sleep(0.02)
+        async with self._burying:
+            lapsed = [owner for owner in self._controller.incarnations[1:-1] if owner not in self._buried]
+            if lapsed and self._controller.available:
+                with contextlib.suppress(StoreUnavailable):
+                    await self._controller.bury(lapsed)
+                    self._buried.update(lapsed)
+
+    def _note(self, attempt: Attempt) -> None:
+        if isinstance(attempt.error, Rejected):
+            self._standing.refused(attempt.route, attempt.lease.group, attempt.error)
 
     async def _recheck(self, run: Run, lease: Lease) -> None:
         """Between grant and dispatch much may have changed. Raising here settles as not dispatched."""
@@ -211,7 +256,9 @@ class Pipeline:
             )
 
     async def _first_content(self, attempt: Attempt) -> list[Delta]:
-        attempt.rest = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
+        attempt.rest = await self._told(
+            attempt, lambda: attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
+        )
         async for batch in attempt.rest:
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
@@ -219,9 +266,18 @@ class Pipeline:
         raise Broken("the stream ended without a terminal", code="no_terminal")
 
     async def _whole_answer(self, attempt: Attempt) -> ChatResponse:
-        response = await self._adapter.complete(attempt.upstream)
+        response = await self._told(attempt, lambda: self._adapter.complete(attempt.upstream))
         attempt.answered(response)
         return response
+
+    async def _told(self, attempt: Attempt, ask: Callable[[], Awaitable[T]]) -> T:
+        """Asks again without what the route has no word for, where it may be dropped: nothing was sent yet."""
+        while True:
+            try:
+                return await ask()
+            except RequestNotExpressible as error:
+                if not attempt.drops(error.path):
+                    raise
 
     # ---------------------------------------------------------------- after the commit point
 
@@ -239,6 +295,7 @@ class Pipeline:
             raise run.broken(attempt, _UNSETTLED) from None
         except ProviderError as error:
             attempt.error = error
+            self._note(attempt)
             receipt = await self._attempts.settle(attempt, run.reports)
             raise run.broken(attempt, receipt) from error
         receipt = await self._attempts.settle(attempt, run.reports)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
-from typing import Any, Final
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from admission.controller import Controller
@@ -18,14 +20,23 @@ from admission.lease import Waiting
 from admission.store import Store
 from gateway import database
 from gateway.config import Settings, normalised_endpoint
-from gateway.errors import NotFound
+from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.keys import Keys
 from gateway.rest import operators
 from gateway.settling import Settling
+from gateway.standing import Cause, Standing, is_rate_limit
 from metering.ledger import Ledger
 
 #: Seconds without an answer after which the store counts as away.
 SILENCE_S: Final = 8.0
+
+
+class Jobs(Protocol):
+    """The jobs of this gateway. `gateway.jobs.runner` is it."""
+
+    async def release(self, group: str) -> int:
+        """Those that were told to come back later for this group are due. Raises `StoreUnavailable`."""
+        ...
 
 
 class Reading:
@@ -39,6 +50,8 @@ class Reading:
         ledger: Ledger,
         keys: Keys,
         settling: Settling,
+        standing: Standing,
+        jobs: Jobs,
     ) -> None:
         self._settings = settings
         self._keys = keys
@@ -46,6 +59,8 @@ class Reading:
         self._store = store
         self._ledger = ledger
         self._settling = settling
+        self._standing = standing
+        self._jobs = jobs
 
     def ready(self) -> tuple[bool, dict[str, str]]:
         # Admission's heartbeat is slow and trusts for long; the keys ask every second.
@@ -83,32 +98,95 @@ class Reading:
     async def groups(self) -> Sequence[Mapping[str, Any]]:
         with _admission_errors():
             found: Sequence[Mapping[str, Any]] = await self._store.groups()
-        return [described(group) for group in found]
+        now = datetime.now(UTC)
+        return [described(group, self._floors(group, now)) for group in found]
+
+    def _floors(self, group: Mapping[str, Any], now: datetime) -> list[dict[str, Any]]:
+        """What is held back, of whom, why and until when."""
+        return [
+            {
+                "credential": floor["credential"],
+                "providers": sorted(
+                    place["provider"]
+                    for place in map(_place, group["endpoints"])
+                    if (known := self._settings.providers.get(place["provider"] or "")) is not None
+                    and known.credential == floor["credential"]
+                ),
+                "model": floor["model"],
+                "cause": self._standing.cause_of(group["group"], floor).value,
+                "until": now + timedelta(seconds=floor["remaining_s"]),
+                "remaining_s": floor["remaining_s"],
+            }
+            for floor in group.get("floors", ())
+        ]
 
     async def reset(self, group: str) -> str:
-        """The group that was reset: this name, or else the group of the endpoint that it is. Raises `NotFound`."""
+        """
+        Resets the group of this name, or the one that this endpoint belongs to; jobs that were told to come back for it
+        later are due. Answers its name. Raises `NotFound`, `InvalidRequest`.
+        """
+        name = await self._reset(group)
+        await self._controller.advance([name])
+        try:
+            await self._jobs.release(name)
+        except database.StoreUnavailable as error:
+            raise GatewayError(
+                "the group is reset, but the store of jobs does not answer: jobs may go on to wait for it; repeat this",
+                code=Code.CONTENT_STORE_UNAVAILABLE,
+                retry_after_s=1.0,
+            ) from error
+        return name
+
+    async def _reset(self, group: str) -> str:
         names = [group]
         with contextlib.suppress(ValueError):
             names.append(normalised_endpoint(group))
-        for name in dict.fromkeys(names):
-            with _admission_errors():
-                found = await self._store.reset(name)
-            if found:
-                await self._controller.advance([name])
-                return name
+        with _admission_errors():
+            for name in dict.fromkeys(names):
+                if await self._store.reset(name):
+                    return name
+            having = [
+                each["group"]
+                for each in await self._store.groups()
+                if any(_place(endpoint)["endpoint"] in names for endpoint in each["endpoints"])
+            ]
+            if len(having) > 1:
+                raise InvalidRequest(f"is an endpoint of several groups, name one: {', '.join(having)}", param="group")
+            if having and await self._store.reset(having[0]):
+                return str(having[0])
         raise NotFound("there is no such group: GET /v1/groups lists them", param="group")
 
     async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:
+        """Why each of these waits in a queue, where it does."""
         with _admission_errors():
-            return await self._store.waits(debit_ids)
+            found = await self._store.waits(debit_ids)
+            if not any(waiting.reason == Cause.FAILURES for waiting in found.values()):
+                return found
+            groups = {group["group"]: group for group in await self._store.groups()}
+        return {
+            debit: msgspec.structs.replace(waiting, reason=Cause.RATE_LIMITED.value)
+            if waiting.reason == Cause.FAILURES
+            and waiting.until_s is not None
+            and (group := groups.get(waiting.group)) is not None
+            and is_rate_limit(group)
+            else waiting
+            for debit, waiting in found.items()
+        }
 
 
-def described(group: Mapping[str, Any]) -> dict[str, Any]:
+def _place(endpoint: str) -> dict[str, str | None]:
+    """An endpoint as admission knows it, in its two parts. Before there were two, it was the URL alone."""
+    origin, _, provider = endpoint.partition("#")
+    return {"endpoint": origin, "provider": provider or None}
+
+
+def described(group: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """
-    A group as the store has it, with what follows: what quarantine costs it now, and who waits by class.
+    A group as the store has it, with what follows: what quarantine costs it now, who waits by class, and why.
 
-    `quarantine` says how many `slots` are in it, how many of them `held_back` from others, which `share` of the limit
-    that is, and in how many seconds each comes free (`frees_in_s`, soonest first).
+    `endpoints` are given with the provider that uses each. `quarantine` says how many `slots` are in it, how many of
+    them `held_back` from others, which `share` of the limit that is, and in how many seconds each comes free
+    (`frees_in_s`, soonest first).
     """
     slots, limit = group.get("slots", []), group["concurrency"]
     quarantined = [slot for slot in slots if slot["state"] == "quarantined"]
@@ -120,6 +198,16 @@ def described(group: Mapping[str, Any]) -> dict[str, Any]:
         by_class = {name: sum(w["class"] == name for w in waiting) for name in ("interactive", "batch")}
     return {
         **group,
+        "endpoints": [_place(endpoint) for endpoint in group.get("endpoints", ())],
+        "floors": floors,
+        "waiting": None
+        if waiting is None
+        else [
+            {**one, "reason": Cause.RATE_LIMITED.value}
+            if one.get("reason") == Cause.FAILURES and is_rate_limit(group, one.get("model"))
+            else one
+            for one in waiting
+        ],
         "quarantine": {
             "slots": len(quarantined),
             "held_back": held_back,

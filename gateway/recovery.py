@@ -27,7 +27,7 @@ from gateway.call import Options
 from gateway.database import StoreUnavailable, store_errors
 from gateway.liveness import Liveness
 from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
-from gateway.router import Provider
+from gateway.provider import Provider
 from metering.cost import decimal_string
 from metering.ledger import Ledger, LedgerAttempt, Record
 

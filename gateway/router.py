@@ -1,135 +1,29 @@
 """
-Which providers may serve a request, in which order, and why each of the others may not.
+Which routes may serve a request, in which order, and why each of the others may not.
 
 Pure: it takes the configuration and a call and returns a plan. What live outcomes say about a provider (cooldown,
-capacity) is admission's to answer, at the moment it is asked.
+capacity) is admission's to answer, at the moment it is asked; how quickly a route began to answer of late is told here.
 """
 
 from __future__ import annotations
 
-import enum
-import fnmatch
 import hashlib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from adapters.contract import Endpoint
-from gateway.call import Call, Resend
-from gateway.errors import Code, InvalidRequest, ModelNotFound, NoRoute
-from gateway.outcome import RouteReport
-
-
-class OnCancel(enum.StrEnum):
-    """What becomes of a call that was sent when its caller takes it back."""
-
-    #: The connection is closed at once.
-    CLOSE = "close"
-    #: The answer is read on for a while, and not kept: its end is then known, and what it cost.
-    DRAIN = "drain"
-
-
-class Confirms(enum.StrEnum):
-    """Which calls are known to end when their connection is closed."""
-
-    ALL = "all"
-    #: A plain call goes on to its end.
-    STREAMS = "streams"
-    NONE = "none"
-
-
-class Provider(msgspec.Struct, frozen=True, kw_only=True):
-    """One server-owned profile, resolved against the environment."""
-
-    id: str
-    name: str
-    enabled: bool
-    protocol: str
-    #: `scheme://host:port` of its base URL.
-    origin: str
-    #: The capacity group its requests compete in.
-    group: str
-    #: Whose account it uses: the name of the variable that holds the credential, never the credential.
-    credential: str
-    #: Its group limits tokens per minute, so each request says how many it may use.
-    counts_tokens: bool = False
-    #: Its rate limits are the account's, not the model's.
-    account_wide_limits: bool = False
-    #: Answers whose first content comes later than this count as failures for the breaker; None: they do not.
-    first_byte_objective_s: float | None = None
-    #: Environment variables that are needed and absent. Empty: it is ready.
-    missing: tuple[str, ...]
-    #: The names its upstream knows; any of them may be asked for as `provider/name`.
-    models: tuple[str, ...]
-    default_model: str | None
-    #: None while it is not ready.
-    endpoint: Endpoint | None
-    #: The base URL as configured, for the record and for prices.
-    base_url: str
-    execution_limit_s: float
-    isolation_s: float
-    queue_timeout_s: float
-    cancel_confirms_after_s: float | None
-    resend_uncertain: Resend | None
-    #: What the upstream makes of a request without an output limit, where that is known; bounds an unknown cost.
-    max_output_tokens: int | None
-    #: Of which calls `cancel_confirms_after_s` speaks.
-    cancel_confirms: Confirms = Confirms.ALL
-    #: None: close where that is known to end the call, else drain.
-    on_cancel: OnCancel | None = None
-    drain_s: float = 15.0
-    #: Patterns of upstream models that think before they answer.
-    reasoning_models: tuple[str, ...] = ()
-    reasoning_execution_limit_s: float = 600.0
-    #: What a call may take apart from its output, and how fast at least that has to come.
-    execution_base_s: float = 30.0
-    slowest_tokens_per_s: float = 10.0
-
-    @property
-    def capacity_key(self) -> str:
-        """Its endpoint as admission knows it: two profiles at one endpoint can be put into groups of their own."""
-        return f"{self.origin}#{self.id}"
-
-    @property
-    def ready(self) -> bool:
-        return not self.missing
-
-    def reasons(self, model: str) -> bool:
-        """The upstream model is one that thinks before it answers."""
-        return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.reasoning_models)
-
-    def limit_s(self, model: str, max_output_tokens: int | None) -> float:
-        """
-        From the dispatch of a call to its hard deadline.
-
-        What a request asks for bounds how long its answer can take, and so how long a slot stays occupied should its
-        end never be known. How much a model thinks is not bounded so: a reasoning model has its own limit.
-        """
-        if self.reasons(model):
-            return self.reasoning_execution_limit_s
-        tokens = self.max_output_tokens if max_output_tokens is None else max_output_tokens
-        if tokens is None:
-            return self.execution_limit_s
-        # The first content alone may take as long as its clock says.
-        first_byte_s = 0.0 if self.endpoint is None else self.endpoint.clocks.first_byte_s
-        return min(
-            self.execution_limit_s, max(self.execution_base_s, first_byte_s) + tokens / self.slowest_tokens_per_s
-        )
-
-    def confirms_after_s(self, *, streamed: bool) -> float | None:
-        """How long after its connection was closed a call has ended; None where that is not known."""
-        known = self.cancel_confirms is Confirms.ALL or (self.cancel_confirms is Confirms.STREAMS and streamed)
-        return self.cancel_confirms_after_s if known else None
-
-    def drains_for_s(self, *, streamed: bool) -> float:
-        """How long a call is read on after its caller took it back; 0 closes it at once."""
-        wish = self.on_cancel
-        if wish is None:
-            wish = OnCancel.DRAIN if self.confirms_after_s(streamed=streamed) is None else OnCancel.CLOSE
-        return self.drain_s if wish is OnCancel.DRAIN else 0.0
+from gateway.call import Call, Order, Unsupported
+from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, NoRoute
+from gateway.needs import DROPPABLE, FIELD, Capability, needs_of
+from gateway.ordering import Candidate, Latencies, ordered
+from gateway.outcome import LeftOut, RouteReport
+from gateway.policy import ANYTHING, Policy, lowest
+from gateway.provider import Adjustment, Provider
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +32,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     #: The upstream's name for the model.
     model: str
+    #: What the model's table says otherwise than the provider's, then what the route's own does.
+    adjustments: tuple[Adjustment, ...] = ()
+    #: Its share where the order is drawn.
+    weight: float = 1.0
+    #: By role, the `route_id` that was found fit for it.
+    qualified_for: Mapping[str, str] = {}
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,33 +46,34 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     targets: tuple[Target, ...]
     #: How many of the targets are providers proper.
     primary: int
+    order: Order = Order.PRIORITY
+
+
+class Role(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller may ask for instead of a model."""
+
+    name: str
+    #: Configured models, in order.
+    models: tuple[str, ...]
+    order: Order = Order.PRIORITY
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Provider, upstream model, protocol and adapter settings. `route_id` stands for all of them."""
 
+    #: As this route has it: with what the model's and the route's own tables say.
     provider: Provider
     endpoint: Endpoint
     model: str
     #: 0 for the first choice; counts the routes that were passed over before it.
     fallback_index: int
+    #: The configured model it belongs to, or the name that pinned it. Prices may hang on it.
+    asked: str
+    weight: float = 1.0
 
     @cached_property
     def route_id(self) -> str:
-        endpoint = self.endpoint
-        # Not the credentials: a rotated key is the same route.
-        identity = (
-            self.provider.id,
-            endpoint.base_url,
-            self.model,
-            endpoint.protocol,
-            sorted(endpoint.omit),
-            sorted((name, bytes(value)) for name, value in endpoint.force.items()),
-            endpoint.no_sentinel,
-            endpoint.max_tokens_field,
-            endpoint.reasoning_field,
-        )
-        return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
+        return fingerprint(self.provider.id, self.model, self.endpoint)
 
     @cached_property
     def report(self) -> RouteReport:
@@ -181,11 +82,24 @@ class Route(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    provider: str
-    model: str
-    #: "disabled", "not_ready: OPENAI_API_KEY", "not_allowed", "max_cost_usd", "failover_off", "route_limit".
-    reason: str
+def fingerprint(provider_id: str, model: str, endpoint: Endpoint) -> str:
+    """
+    What stands for a route: all that decides what is asked of whom. Not the credentials, as a rotated key is the same
+    route, and not the clocks, as a patient one gives the same answers.
+    """
+    identity = (
+        provider_id,
+        endpoint.base_url,
+        model,
+        endpoint.protocol,
+        sorted(endpoint.omit),
+        sorted((name, bytes(value)) for name, value in endpoint.force.items()),
+        endpoint.no_sentinel,
+        endpoint.max_tokens_field,
+        endpoint.reasoning_field,
+        endpoint.reasoning,
+    )
+    return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,97 +118,301 @@ class RoutingSettings(msgspec.Struct, frozen=True, kw_only=True):
     backoff_s: tuple[float, ...] = (1.0, 2.0, 4.0)
     #: How long the last message waits for its settlement before it says "pending".
     settlement_patience_s: float = 2.0
+    #: What anybody may use.
+    policy: Policy = ANYTHING
 
 
-class Ceilings(Protocol):
-    """The most a request can cost on a route in USD; None where no bound is known."""
+class Costs(Protocol):
+    """What a request costs on a route, in USD."""
 
-    def __call__(self, call: Call, provider: Provider, upstream_model: str) -> Decimal | None: ...
+    def most(self, call: Call, route: Route) -> Decimal | None:
+        """None where no bound is known."""
+        ...
+
+    def about(self, call: Call, route: Route) -> Decimal | None:
+        """None where no price is known."""
+        ...
+
+
+class _Place(NamedTuple):
+    """One of the targets of what was asked for."""
+
+    target: Target
+    #: The provider as this target has it.
+    provider: Provider
+    asked: str
+    fallback: bool
+
+    def route(self, index: int) -> Route | None:
+        """None while its provider is not ready."""
+        if self.provider.endpoint is None:
+            return None
+        return Route(
+            provider=self.provider,
+            endpoint=self.provider.endpoint,
+            model=self.target.model,
+            fallback_index=index,
+            asked=self.asked,
+            weight=self.target.weight,
+        )
 
 
 class Router:
-    """Model names to ordered routes, from a configuration that does not change while it lives."""
+    """Model names and roles to ordered routes, from a configuration that does not change while it lives."""
 
     def __init__(
         self,
         providers: Mapping[str, Provider],
         models: Mapping[str, Model],
-        ceilings: Ceilings,
+        costs: Costs,
         settings: RoutingSettings,
+        roles: Mapping[str, Role] = {},
     ) -> None:
         self._most_routes = settings.most_routes
+        self._policy = settings.policy
         self._providers = providers
         self._models = models
-        self._ceilings = ceilings
-        self._routes: dict[tuple[str, str, int], Route] = {}
+        self._roles = roles
+        self._costs = costs
+        self._places: dict[str, tuple[_Place, ...]] = {}
+        self._routes: dict[tuple[str, int, int], Route | None] = {}
+        self._latencies = Latencies(time.monotonic)
 
-    def targets(self, model: str) -> Sequence[Target]:
+    def seen(self, route: Route, seconds: float | None, *, streamed: bool) -> None:
+        """
+        The line tells how long a route took to its first content, or is to be taken for: to fail at once is not to be
+        quick. None: that says nothing of it.
+        """
+        if seconds is not None:
+            self._latencies.observe(route.route_id, seconds, streamed=streamed)
+
+    # ---------------------------------------------------------------- what is asked for
+
+    def places(self, model: str) -> Sequence[_Place]:
         """
         Where a model may be served, in order: a configured name, or `provider/model` for any the provider lists
         and any configured model it serves. Raises `ModelNotFound`.
         """
+        known = self._places.get(model)
+        if known is None:
+            known = tuple(self._found(model))
+            if not known:
+                raise ModelNotFound(
+                    f"no model is called {model[:200]!r}: GET /v1/models lists what there is", param="model"
+                )
+            self._places[model] = known
+        return known
+
+    def _found(self, model: str) -> Iterator[_Place]:
         configured = self._models.get(model)
         if configured is not None:
-            return configured.targets
+            for at, target in enumerate(configured.targets):
+                yield self._place(target, model, fallback=at >= configured.primary)
+            return
         provider_id, _, name = model.partition("/")
         provider = self._providers.get(provider_id)
-        if provider is not None:
-            if name in provider.models:
-                return (Target(provider=provider_id, model=name),)
-            wanted = self._models.get(name)
-            served = [t for t in wanted.targets if t.provider == provider_id] if wanted else []
-            if served:
-                return served[:1]
-        raise ModelNotFound(f"no model is called {model[:200]!r}: GET /v1/models lists what there is", param="model")
+        if provider is None:
+            return
+        wanted = self._models.get(name)
+        served = [target for target in wanted.targets if target.provider == provider_id] if wanted else []
+        if name in provider.models:
+            # Whoever pins the model by the upstream's name gets what the model's own table says of it, too.
+            target = next((t for t in served if t.model == name), Target(provider=provider_id, model=name))
+            yield self._place(target, name if target in served else model, fallback=False)
+        elif served:
+            yield self._place(served[0], name, fallback=False)
 
-    def plan(self, call: Call) -> Plan:
+    def _place(self, target: Target, asked: str, *, fallback: bool) -> _Place:
+        return _Place(target, target_provider(self._providers, target), asked, fallback)
+
+    def known(self, model: str, role: str | None) -> None:
+        """Raises `ModelNotFound`, or `InvalidRequest` for a role that is not configured."""
+        if role is not None:
+            self._role(role)
+        if model or role is None:
+            self.places(model)
+
+    def _role(self, name: str) -> Role:
+        role = self._roles.get(name)
+        if role is None:
+            there = ", ".join(sorted(self._roles)) or "none: ask for a model"
+            raise InvalidRequest(f"no role is called {name[:200]!r}; configured are {there}", param="role")
+        return role
+
+    def _asked(self, call: Call) -> tuple[str, Sequence[_Place], Order]:
+        """A name for it, its places and their order."""
+        name = call.options.role
+        if name is None:
+            configured = self._models.get(call.model)
+            return call.model, self.places(call.model), Order.PRIORITY if configured is None else configured.order
+        role = self._role(name)
+        if call.model:
+            return f"role:{name} {call.model}", self.places(call.model), role.order
+        key = f"role:{name}"
+        if key not in self._places:
+            self._places[key] = tuple(place for model in role.models for place in self.places(model))
+        return key, self._places[key], role.order
+
+    # ---------------------------------------------------------------- the plan
+
+    def plan(self, call: Call, *, streamed: bool = True) -> Plan:
         """
         The routes for a call, and why the others were left out.
 
         Raises `ModelNotFound`, `InvalidRequest`, and `NoRoute` where none is left.
         """
-        options = call.options
-        if options.role is not None:
-            raise InvalidRequest("no role is configured: ask for a model", code=Code.UNSUPPORTED_FIELD, param="role")
+        name, places, order = self._asked(call)
         routes: list[Route] = []
         left_out: list[LeftOut] = []
-        for index, target in enumerate(self.targets(call.model)):
-            provider = self._providers[target.provider]
-            reason = self._objection(call, provider, target.model)
-            if reason is None and routes and not options.allow_failover:
+        missing: set[Capability] = set()
+        for index, at in enumerate(self._ordered(call, name, places, call.options.order or order, streamed=streamed)):
+            place = places[at]
+            route = self._route(name, places, at, index)
+            reason = self._objection(call, place, route, missing)
+            if reason is None and routes and not call.options.allow_failover:
                 reason = "failover_off"
             if reason is None and len(routes) >= self._most_routes:
                 reason = "route_limit"
-            if reason is None:
-                routes.append(self._route(provider, target.model, index))
+            if reason is None and route is not None:
+                routes.append(route)
             else:
-                left_out.append(LeftOut(provider=provider.id, model=target.model, reason=reason))
+                left_out.append(
+                    LeftOut(provider=place.provider.id, model=place.target.model, reason=reason or "not_ready")
+                )
         if not routes:
-            reasons = "; ".join(f"{out.provider}: {out.reason}" for out in left_out)
-            unready = all(out.reason.startswith(("not_ready", "disabled")) for out in left_out)
-            raise NoRoute(
-                f"no provider can serve {call.model!r} ({reasons})",
-                code=Code.PROVIDER_NOT_READY if unready else Code.NO_ROUTE,
-            )
+            raise _nothing_left(call, left_out, missing)
         return Plan(routes=tuple(routes), left_out=tuple(left_out))
 
-    def _objection(self, call: Call, provider: Provider, model: str) -> str | None:
+    def _ordered(
+        self, call: Call, name: str, places: Sequence[_Place], order: Order, *, streamed: bool
+    ) -> Sequence[int]:
+        if order is Order.PRIORITY or len(places) == 1:
+            return range(len(places))
+        candidates = []
+        for at, place in enumerate(places):
+            route = self._route(name, places, at, 0)
+            if route is None:
+                candidates.append(Candidate(route_id="", fallback=place.fallback, weight=0.0))
+                continue
+            candidates.append(
+                Candidate(
+                    route_id=route.route_id,
+                    fallback=place.fallback,
+                    cost=None if order is Order.LATENCY else self._costs.about(call, route),
+                    latency_s=self._latencies.seconds(route.route_id, streamed=streamed),
+                    weight=route.weight,
+                )
+            )
+        return ordered(order, candidates, call.request_id)
+
+    def _route(self, name: str, places: Sequence[_Place], at: int, index: int) -> Route | None:
+        key = (name, at, index)
+        if key not in self._routes:
+            self._routes[key] = places[at].route(index)
+        return self._routes[key]
+
+    def _objection(self, call: Call, place: _Place, route: Route | None, missing: set[Capability]) -> str | None:
+        """Why this route may not serve; what it lacks for this request goes into `missing`."""
+        provider, options = place.provider, call.options
         if not provider.enabled:
             return "disabled"
-        if not provider.ready:
+        if route is None:
             return f"not_ready: {', '.join(provider.missing)} not set"
-        if call.options.allowed_providers and provider.id not in call.options.allowed_providers:
-            return "not_allowed"
-        if call.options.max_cost_usd is not None:
-            ceiling = self._ceilings(call, provider, model)
-            if ceiling is None or ceiling > call.options.max_cost_usd:
+        if options.role is not None and (objection := _unqualified(place, route, options.role)) is not None:
+            return objection
+        asked_for = Policy(
+            providers=frozenset(options.allowed_providers) or None, models=options.allowed_models or None
+        )
+        for party, policy in (("configuration", self._policy), ("key", call.policy), ("request", asked_for)):
+            if not policy.allows(provider.id, route.model, route.asked):
+                return f"not_allowed: {party}"
+        if provider.cannot and (lacks := provider.cannot & needs_of(call.chat)):
+            if (options.unsupported or provider.unsupported) is Unsupported.DROP:
+                lacks -= DROPPABLE
+            if lacks:
+                missing |= lacks
+                return f"capability: {', '.join(sorted(lacks))}"
+        limit = lowest(options.max_cost_usd, call.policy.max_cost_usd, self._policy.max_cost_usd)
+        if limit is not None:
+            most = self._costs.most(call, route)
+            if most is None or most > limit:
                 return "max_cost_usd"
         return None
 
-    def _route(self, provider: Provider, model: str, index: int) -> Route:
-        known = self._routes.get((provider.id, model, index))
-        if known is None:
-            assert provider.endpoint is not None, "a provider without an endpoint is not ready"
-            known = Route(provider=provider, endpoint=provider.endpoint, model=model, fallback_index=index)
-            self._routes[provider.id, model, index] = known
-        return known
+
+def target_provider(providers: Mapping[str, Provider], target: Target) -> Provider:
+    """The provider as this target has it: provider, then model, then route."""
+    return providers[target.provider].for_model(target.model).adjusted(*target.adjustments)
+
+
+class Described(msgspec.Struct, frozen=True, kw_only=True):
+    """A configured route, for those who look after it."""
+
+    #: The configured model, and the provider with its name for it.
+    model: str
+    provider: str
+    upstream: str
+    protocol: str
+    fallback: bool
+    #: As it is now; None while its provider is not ready.
+    route_id: str | None
+    #: The roles that it was found fit for, as it is.
+    roles: tuple[str, ...]
+    #: The roles that it was found fit for as another route, and the `route_id` it had then. Empty while that is not
+    #: known.
+    lost: Mapping[str, str]
+
+
+def described(providers: Mapping[str, Provider], models: Mapping[str, Model]) -> Iterator[Described]:
+    """Every route of every configured model."""
+    for model in models.values():
+        for at, target in enumerate(model.targets):
+            provider = target_provider(providers, target)
+            endpoint = provider.endpoint
+            current = None if endpoint is None else fingerprint(provider.id, target.model, endpoint)
+            yield Described(
+                model=model.name,
+                provider=provider.id,
+                upstream=target.model,
+                protocol=provider.protocol,
+                fallback=at >= model.primary,
+                route_id=current,
+                roles=tuple(role for role, recorded in target.qualified_for.items() if recorded == current),
+                lost={
+                    role: recorded
+                    for role, recorded in target.qualified_for.items()
+                    if current is not None and recorded != current
+                },
+            )
+
+
+def _unqualified(place: _Place, route: Route, role: str) -> str | None:
+    recorded = place.target.qualified_for.get(role)
+    if recorded is None:
+        return f"not_qualified: {role}"
+    if recorded != route.route_id:
+        return f"not_qualified: {role}, it is another route than the one that was: {route.route_id}, not {recorded}"
+    return None
+
+
+def _nothing_left(call: Call, left_out: Sequence[LeftOut], missing: set[Capability]) -> GatewayError:
+    wanted = repr(call.model[:200]) if call.options.role is None else f"the role {call.options.role[:200]!r}"
+    reasons = "; ".join(f"{out.provider}: {out.reason}" for out in left_out)
+    if missing:
+        what = ", ".join(sorted(missing))
+        return InvalidRequest(
+            f"no route of {wanted} can do what the request needs: {what} ({reasons})",
+            code=Code.UNSUPPORTED_FIELD,
+            param=FIELD[min(missing)],
+        )
+    if (left_out and all(out.reason.startswith("not_qualified") for out in left_out)) or not left_out:
+        return NoRoute(
+            f"no route is qualified for {wanted} ({reasons or 'none is configured'}): "
+            "`tollbridge check` shows what each route is now",
+            code=Code.PROVIDER_NOT_READY,
+        )
+    operators = ("not_ready", "disabled", "not_qualified")
+    return NoRoute(
+        f"no provider can serve {wanted} ({reasons})",
+        code=Code.PROVIDER_NOT_READY if all(out.reason.startswith(operators) for out in left_out) else Code.NO_ROUTE,
+    )

@@ -7,9 +7,10 @@ which price list it was made with. A price that is not known is None, never 0, a
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import NamedTuple, Protocol, TypeAlias
@@ -39,7 +40,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: Decimal | None = None
     #: USD for each answer, whatever its size.
     per_request: Decimal = Decimal(0)
-    #: Names the list it comes from: `config:<hash>` or `genai-prices:<version>`.
+    #: Names the list it comes from: `config:<hash>`, `free:<provider>:<pattern>` or `genai-prices:<version>`.
     version: str
 
 
@@ -117,15 +118,22 @@ class PriceBook:
     """All prices of a gateway. Configured ones win over published ones, and one for a route over one for a model."""
 
     def __init__(
-        self, *, models: Mapping[str, Price], routes: Mapping[str, Price], published: Callable[[], PublishedPrices]
+        self,
+        *,
+        models: Mapping[str, Price],
+        routes: Mapping[str, Price],
+        published: Callable[[], PublishedPrices],
+        free: Mapping[str, Sequence[str]] = {},
     ) -> None:
         """
         `models` is by the name callers use, for every route of that model; `routes` by `provider/upstream_model`.
-        `published` opens the price list, once, when a route without a configured price first needs it.
+        `published` opens the price list, once, when a route without a configured price first needs it. `free` has, by
+        provider, patterns of the upstream models that cost nothing: they win over published prices.
         """
         self._models = dict(models)
         self._routes = dict(routes)
         self._open = published
+        self._free = dict(free)
         self._published: PublishedPrices | None = None
 
     def prepare(self, routes: Iterable[PricedRoute], at: datetime) -> tuple[PricedRoute, ...]:
@@ -146,6 +154,9 @@ class PriceBook:
         )
         if configured is not None:
             return configured
+        for pattern in self._free.get(provider_id, ()):
+            if fnmatch.fnmatchcase(upstream_model, pattern):
+                return Price(input=Decimal(0), output=Decimal(0), version=f"free:{provider_id}:{pattern}")
         if self._published is None:
             self._published = self._open()
         return self._published.price(provider_base_url, upstream_model, at)

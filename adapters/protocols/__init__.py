@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from adapters.contract import WireProtocol
+from adapters.protocols.anthropic_messages import AnthropicMessages
 from adapters.protocols.chat_completions import ChatCompletions
+from adapters.protocols.gemini import Gemini
+from adapters.protocols.responses import Responses
 
-PROTOCOLS: Mapping[str, WireProtocol] = {protocol.name: protocol for protocol in (ChatCompletions(),)}
+PROTOCOLS: Mapping[str, WireProtocol] = {
+    protocol.name: protocol for protocol in (ChatCompletions(), AnthropicMessages(), Responses(), Gemini())
+}

@@ -138,6 +138,28 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 PLAIN = Shape()
 
 
+def taking_turns(answer: Answer, *, whole_arguments: bool) -> Iterator[tuple[int, Piece, int]]:
+    """
+    The pieces of all choices, one of each in turn: the choice's index, the piece, its tokens. The arguments of one call
+    come in one piece where that is asked for.
+    """
+    queues = [list(_queued(choice, whole_arguments)) for choice in answer.choices]
+    for turn in range(max(map(len, queues), default=0)):
+        for index, queue in enumerate(queues):
+            if turn < len(queue):
+                yield index, *queue[turn]
+
+
+def _queued(choice: Choice, whole_arguments: bool) -> Iterator[tuple[Piece, int]]:
+    if not whole_arguments:
+        return ((piece, 1) for piece in choice.pieces())
+    return (
+        (Piece(run.kind, "".join(texts), run.call, run.call_id), len(texts))
+        for run in choice.runs
+        for texts in ([run.tokens] if run.kind == "arguments" else [[text] for text in run.tokens])
+    )
+
+
 def answer(request: Request, model: str, shape: Shape = PLAIN) -> Answer:
     """The answer to a request. `model` is its name without fault settings. Raises `BadRequest`."""
     prompt_tokens = tokens.prompt(request)

@@ -14,7 +14,8 @@ import msgspec
 #: Message texts above this are refused, as a context window would.
 CONTEXT_TOKENS = 1_000_000
 
-_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+#: Where in a body msgspec found a fault.
+PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 
 
 class BadRequest(Exception):
@@ -164,9 +165,9 @@ def parse(body: bytes) -> tuple[Request, list[str]]:
     try:
         request = _decode_request(body)
     except msgspec.ValidationError as error:
-        at = _PATH.search(str(error))
+        at = PATH.search(str(error))
         raise BadRequest(
-            f"Invalid value: {_PATH.sub('', str(error))}.", param=at["path"] if at else None, code="invalid_value"
+            f"Invalid value: {PATH.sub('', str(error))}.", param=at["path"] if at else None, code="invalid_value"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest("we could not parse the JSON body of your request", code="invalid_json") from error

@@ -21,17 +21,18 @@ import zlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from typing_extensions import override
 
-from adapters.simulator import content, faults, wire
+from adapters.simulator import content, dialects, faults, wire
+from adapters.simulator.dialect import Asked, Dialect
 from adapters.simulator.faults import Faults, Selector
 from adapters.simulator.ledger import Dispatch, Ended, Ledger
-from adapters.simulator.requests import BadRequest, parse
+from adapters.simulator.requests import BadRequest
 
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 _QUESTION_TAIL = 64
@@ -88,15 +89,14 @@ class _Written(web.StreamResponse):
 class _Plan(msgspec.Struct, kw_only=True):
     """What follows from a request's bytes alone."""
 
+    dialect: Dialect
     model: str
-    stream: bool = False
+    #: None where it could not be read.
+    asked: Asked | None = None
     correlation: str | None = None
     question: str | None = None
-    fields: list[str] = []
     faults: Faults = faults.NONE
-    prompt_tokens: int = 0
     answer: content.Answer | None = None
-    include_usage: bool = False
     refused: BadRequest | None = None
     #: Of a dispatch that is not struck; made when it is first needed.
     rendering: wire.Rendering | None = None
@@ -169,7 +169,7 @@ class Simulator:
         self._initial = faults.read(self.settings.faults, param="faults")
         self._faults: dict[str | None, Mapping[str, Any]] = {None: self._initial}
         self._selector = Selector(time.monotonic())
-        self._plans: OrderedDict[bytes, _Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[str, str, bytes], _Plan] = OrderedDict()
 
     # -------------------------------------------------------------- control
 
@@ -190,48 +190,47 @@ class Simulator:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers any request of a client."""
-        path = request.path_qs
         method = request.method
-        if method == "POST" and path == "/v1/chat/completions":
-            return await self._chat(request)
-        url = urlsplit(path)
-        match method, url.path:
-            case "GET", "/v1/models":
-                return await self._models(request)
+        path, _, query_string = request.path_qs.partition("?")
+        if method == "POST" and (dialect := dialects.of_call(path)) is not None:
+            return await self._call(request, dialect, path, query_string)
+        if method == "GET" and (dialect := dialects.of_models(path)) is not None:
+            return await self._models(request, dialect)
+        query = parse_qs(query_string)
+        match method, path:
             case "POST", "/_control/faults":
-                return await self._set_faults(request, parse_qs(url.query))
+                return await self._set_faults(request, query)
             case "GET", "/_control/faults":
                 return await self._send(request, wire.document(200, self._described_faults()))
             case "POST", "/_control/reset":
                 self.reset()
                 return await self._send(request, wire.document(200, b"{}"))
-            case "GET", "/_control/ledger" if "detail" in parse_qs(url.query):
+            case "GET", "/_control/ledger" if "detail" in query:
                 lines = b"".join(self.ledger.lines())
                 return await self._send(request, wire.document(200, lines, "application/x-ndjson"))
             case "GET", "/_control/ledger":
                 return await self._send(request, wire.document(200, msgspec.json.encode(self.ledger.summary())))
             case _:
                 await request.read()
-                refusal = wire.error(404, f"Unknown request: {method}", faults.NONE, code="unknown_url")
-                return await self._send(request, _whole(refusal, b"req_none"))
+                refusal = wire.error(_OTHER, 404, f"Unknown request: {method}", faults.NONE, code="unknown_url")
+                return await self._send(request, _whole(refusal))
 
-    async def _models(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _models(self, request: web.BaseRequest, dialect: Dialect) -> web.StreamResponse:
         if not self._authorized(request):
-            return await self._send(request, _whole(_unauthorized(), b"req_none"))
+            return await self._send(request, _whole(_unauthorized(dialect)))
         names = self.settings.models or tuple(faults.PRESETS)
-        listed = [{"id": name, "object": "model", "created": 1767225600, "owned_by": "simulator"} for name in names]
-        return await self._send(request, wire.document(200, msgspec.json.encode({"object": "list", "data": listed})))
+        return await self._send(request, wire.document(200, dialect.models(names)))
 
     async def _set_faults(self, request: web.BaseRequest, query: dict[str, list[str]]) -> web.StreamResponse:
         try:
             asked = msgspec.json.decode(await request.read() or b"{}", type=dict[str, Any])
             self.set_faults(asked, model=query.get("model", [None])[0])
         except msgspec.MsgspecError:
-            refusal = wire.error(400, "The faults must be a JSON object.", faults.NONE, param="faults")
-            return await self._send(request, _whole(refusal, b"req_control"))
+            refusal = wire.error(_OTHER, 400, "The faults must be a JSON object.", faults.NONE, param="faults")
+            return await self._send(request, _whole(refusal))
         except BadRequest as error:
-            refusal = wire.error(400, error.message, faults.NONE, param=error.param, code=error.code)
-            return await self._send(request, _whole(refusal, b"req_control"))
+            refusal = wire.error(_OTHER, 400, error.message, faults.NONE, param=error.param, code=error.code)
+            return await self._send(request, _whole(refusal))
         return await self._send(request, wire.document(200, self._described_faults()))
 
     def _described_faults(self) -> bytes:
@@ -250,23 +249,25 @@ class Simulator:
         key = self.settings.api_key
         if key is None:
             return True
-        given = request.headers.get("authorization", "")
-        return hmac.compare_digest(given.encode(errors="replace"), f"Bearer {key}".encode())
+        headers = request.headers
+        given = [headers.get("authorization", "").removeprefix("Bearer ").strip()]
+        given += [headers.get(name, "") for name in ("x-api-key", "x-goog-api-key", "api-key")]
+        return any(hmac.compare_digest(one.encode(errors="replace"), key.encode()) for one in given if one)
 
     # -------------------------------------------------------------- one dispatch
 
-    async def _chat(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _call(self, request: web.BaseRequest, dialect: Dialect, path: str, query: str) -> web.StreamResponse:
         if request.headers.get("expect", "").lower() == "100-continue" and request.transport is not None:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await request.read()
-        plan = self._plan(body)
+        plan = self._plan(dialect, path, query, body)
         busy, busy_model = self.ledger.active, self.ledger.active_of(plan.model)
         dispatch = self.ledger.begin(
             model=plan.model,
             correlation=plan.correlation,
             question=plan.question,
-            fields=plan.fields,
-            stream=plan.stream,
+            fields=[] if plan.asked is None else plan.asked.fields,
+            stream=plan.asked is not None and plan.asked.stream,
         )
         try:
             connection = _Connection(request)
@@ -291,36 +292,38 @@ class Simulator:
         else:
             self.ledger.release(dispatch)
 
-    def _plan(self, body: bytes) -> _Plan:
-        kept = self._plans.get(body)
+    def _plan(self, dialect: Dialect, path: str, query: str, body: bytes) -> _Plan:
+        key = (path, query, body)
+        kept = self._plans.get(key)
         if kept is not None:
             return kept
-        plan = self._new_plan(body)
+        plan = self._new_plan(dialect, path, query, body)
         if len(body) <= _KEPT_PLAN_BYTES and (plan.answer is None or plan.answer.completion_tokens <= _KEPT_TOKENS):
-            self._plans[body] = plan
+            self._plans[key] = plan
             if len(self._plans) > _KEPT_PLANS:
                 self._plans.popitem(last=False)
         return plan
 
-    def _new_plan(self, body: bytes) -> _Plan:
+    def _new_plan(self, dialect: Dialect, path: str, query: str, body: bytes) -> _Plan:
         try:
-            request, fields = parse(body)
+            asked = dialect.parse(path, query, body)
         except BadRequest as error:
-            return _Plan(model="(unreadable)", refused=error)
+            return _Plan(dialect=dialect, model="(unreadable)", refused=error)
+        request = asked.request
         tail = content.last_question(request.messages)[-_QUESTION_TAIL:]
         plan = _Plan(
+            dialect=dialect,
             model=request.model,
-            stream=bool(request.stream),
+            asked=asked,
             correlation=request.correlation,
             question=hashlib.blake2b(tail.encode(errors="replace"), digest_size=8).hexdigest(),
-            fields=fields,
-            include_usage=bool(request.stream_options and request.stream_options.include_usage),
         )
         try:
             name, of_model = faults.split_model(request.model)
             of_request = faults.read(request.simulate or {}, param="simulate")
             of_server = (faults.PRESETS.get(name, {}), self._faults[None], self._faults.get(name, {}))
             plan.faults = faults.merge(*of_server, of_model, of_request)
+            dialect.check(plan.faults)
             plan.answer = content.answer(request, name, plan.faults.shape)
         except BadRequest as error:
             plan.refused = error
@@ -336,10 +339,12 @@ class Simulator:
     ) -> tuple[wire.Rendering, Faults]:
         """What to play, and how."""
         if not self._authorized(request):
-            return _unauthorized(), faults.NONE
+            return _unauthorized(plan.dialect), faults.NONE
         if plan.refused is not None or plan.answer is None:
             refused = plan.refused or BadRequest("no answer")
-            error = wire.error(refused.status, refused.message, faults.NONE, param=refused.param, code=refused.code)
+            error = wire.error(
+                plan.dialect, refused.status, refused.message, faults.NONE, param=refused.param, code=refused.code
+            )
             return error, faults.NONE
         asked = plan.faults
         full = (asked.capacity is not None and busy >= asked.capacity) or (
@@ -347,7 +352,7 @@ class Simulator:
         )
         if full:
             at_once = msgspec.structs.replace(asked.spared(), body="openai", latency=0.0, jitter=0.0, bytewise=False)
-            return wire.error(429, "Too many requests at once.", at_once), at_once
+            return wire.error(plan.dialect, 429, "Too many requests at once.", at_once), at_once
         if asked is faults.NONE:
             wanted = asked
         else:
@@ -356,7 +361,7 @@ class Simulator:
             )
             wanted = asked.struck() if strikes else asked.spared()
         if wanted.status is not None:
-            return wire.error(wanted.status, "", wanted), wanted
+            return wire.error(plan.dialect, wanted.status, "", wanted), wanted
         dispatch.tokens_in = plan.answer.prompt_tokens
         if wanted.breaks:
             return _rendered(plan, wanted), wanted
@@ -383,7 +388,8 @@ class Simulator:
             await connection.close(reset=wanted.die == "rst_before_headers")
             return Ended.DIED
         connection.bytewise = wanted.bytewise
-        head = rendering.head.replace(wire.OPEN, dispatch.request_id.encode())
+        filling = wire.Filling(dispatch.number)
+        head = filling.fill(rendering.head)
         if not keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"
         dispatch.status = rendering.status
@@ -393,13 +399,18 @@ class Simulator:
             await self._wait(connection, rendering, wanted, wanted.think)
             if wanted.hang == "before_first_byte":
                 await self._hang(dispatch, wanted)
-        await self._frames(connection, rendering, wanted, dispatch, head)
+        await self._frames(connection, rendering, wanted, dispatch, filling, head)
         return rendering.ended
 
     async def _frames(
-        self, connection: _Connection, rendering: wire.Rendering, wanted: Faults, dispatch: Dispatch, head: bytes
+        self,
+        connection: _Connection,
+        rendering: wire.Rendering,
+        wanted: Faults,
+        dispatch: Dispatch,
+        filling: wire.Filling,
+        head: bytes,
     ) -> None:
-        identity = wire.identity(dispatch.number)
         pieces = 0
         for index, frame in enumerate(rendering.frames):
             if index == rendering.hang_at:
@@ -413,7 +424,7 @@ class Simulator:
                 elif pieces % _YIELD_EVERY == _YIELD_EVERY - 1:
                     await asyncio.sleep(0)
                 pieces += 1
-            data = frame.data.replace(wire.OPEN, identity)
+            data = filling.fill(frame.data)
             await connection.write(head + data if head else data)
             head = b""
             dispatch.tokens_out += frame.tokens
@@ -476,19 +487,24 @@ _KEEP = _Written(keep_alive=True)
 _CLOSE = _Written(keep_alive=False)
 
 
+#: Whose words answer what is nobody's path.
+_OTHER = dialects.CHAT_COMPLETIONS
+
+
 def _rendered(plan: _Plan, wanted: Faults) -> wire.Rendering:
-    assert plan.answer is not None
-    if plan.stream:
-        return wire.streamed(plan.answer, wanted, include_usage=plan.include_usage)
-    return wire.plain(plan.answer, wanted)
+    assert plan.answer is not None, "what was refused is not rendered"
+    assert plan.asked is not None, "an answer is one to a request"
+    if plan.asked.stream:
+        return wire.streamed(plan.dialect, plan.answer, wanted, plan.asked)
+    return wire.plain(plan.dialect, plan.answer, wanted)
 
 
-def _unauthorized() -> wire.Rendering:
-    return wire.error(401, "", faults.NONE)
+def _unauthorized(dialect: Dialect) -> wire.Rendering:
+    return wire.error(dialect, 401, "", faults.NONE)
 
 
-def _whole(rendering: wire.Rendering, request_id: bytes) -> bytes:
-    return rendering.head.replace(wire.OPEN, request_id) + b"".join(frame.data for frame in rendering.frames)
+def _whole(rendering: wire.Rendering) -> bytes:
+    return wire.Filling(0).fill(rendering.head + b"".join(frame.data for frame in rendering.frames))
 
 
 @contextlib.asynccontextmanager

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import click
 
 from gateway import config
-from gateway.cli import tables
+from gateway.cli import live, remote, tables
 from gateway.cli.failure import Failed
-from gateway.router import Provider
+from gateway.provider import Provider
+from gateway.router import Described, described
 
 #: Models listed before the rest is counted.
 SHOWN = 4
@@ -19,20 +20,31 @@ SHOWN = 4
 @click.command("check")
 @click.option("--config", "path", type=click.Path(path_type=Path, dir_okay=False), help="Instead of tollbridge.toml.")
 @click.option("--require-ready", is_flag=True, help="Fail while a provider that a model needs is not ready.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of tables.")
-def command(path: Path | None, require_ready: bool, as_json: bool) -> None:
+@click.option("--live", "ask", is_flag=True, help="Ask each ready provider, at an endpoint that costs nothing.")
+@click.option("--spend", is_flag=True, help="With --live: where only a call tells, the running gateway makes one.")
+@remote.options
+def command(
+    path: Path | None, require_ready: bool, ask: bool, spend: bool, url: str | None, key: str | None, as_json: bool
+) -> None:
     """
     Validate the configuration without starting anything, and say which providers are ready and what each lacks.
 
     Every fault is listed with its file and path; one fault is enough for exit status 1. A provider is ready once its
     credentials are in the environment. With --require-ready, for deployment pipelines, it is an error as well if a
-    model has a provider that is not.
+    model has a provider that is not, or if a route is not the one any more that was found fit for a role.
+
+    With --live each ready provider is asked, and it is an error if one does not answer as it should. Some let anybody
+    see the endpoints that cost nothing: with --spend the running gateway asks those for one token, with a ticket and
+    metered like any call.
 
     \b
     Examples:
       tollbridge check
       OPENAI_API_KEY=... tollbridge check --config tollbridge.toml --require-ready
+      tollbridge check --live --spend
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
+    if spend and not ask:
+        raise click.UsageError("--spend needs --live")
     try:
         settings = config.load(path)
     except config.ConfigFaults as faults:
@@ -43,6 +55,9 @@ def command(path: Path | None, require_ready: bool, as_json: bool) -> None:
     lacking = sorted(
         name for name, provider in settings.providers.items() if name in used and provider.enabled and provider.missing
     )
+    routes = [] if settings.file is None else list(described(settings.providers, settings.models))
+    lost = [route for route in routes if route.lost]
+    results = _tried(settings, spend=spend, url=url, key=key) if ask else []
     if as_json:
         tables.json(
             {
@@ -54,16 +69,42 @@ def command(path: Path | None, require_ready: bool, as_json: bool) -> None:
                 },
                 "models": {name: [target.provider for target in m.targets] for name, m in settings.models.items()},
                 "not_ready": lacking,
+                "routes": routes,
+                "roles": {name: role.models for name, role in settings.roles.items()},
+                **({"live": results} if ask else {}),
             }
         )
     else:
-        _show(settings)
+        _show(settings, routes)
+        if ask:
+            live.show(results)
+    if ask and (failure := live.failure(results)) is not None:
+        raise failure
     if require_ready and lacking:
         needs = "; ".join(f"{name} lacks {', '.join(settings.providers[name].missing)}" for name in lacking)
         raise Failed(f"not ready: {needs}", code="provider_not_ready", hint="Set them in the environment.")
+    if require_ready and lost:
+        raise Failed(
+            "; ".join(f"{_name(route)} has lost {', '.join(route.lost)}" for route in lost),
+            code="provider_not_ready",
+            hint="Find out whether the route is fit as it is now, and write its route_id into qualified_for.",
+        )
 
 
-def _show(settings: config.Settings) -> None:
+def _tried(settings: config.Settings, *, spend: bool, url: str | None, key: str | None) -> list[live.Tried]:
+    results = {entry.provider: entry for entry in live.tried(settings.providers.values())}
+    only_a_call_tells = [settings.providers[name] for name, entry in results.items() if entry.result == "answers"]
+    if spend and only_a_call_tells:
+        with remote.reach(url, key) as gateway:
+            results |= {entry.provider: entry for entry in live.called(gateway, only_a_call_tells)}
+    return list(results.values())
+
+
+def _name(route: Described) -> str:
+    return f"{route.model} at {route.provider}"
+
+
+def _show(settings: config.Settings, routes: Sequence[Described]) -> None:
     out = tables.console()
     out.print(f"configuration: {settings.file or 'built in (no tollbridge.toml here)'}, valid")
     out.print(f"data: {settings.data_dir}, database: {'given' if settings.database_url else 'embedded PostgreSQL'}")
@@ -84,13 +125,29 @@ def _show(settings: config.Settings) -> None:
             for provider in sorted(settings.providers.values(), key=lambda p: (not p.ready, p.id))
         ],
     )
-    if settings.file is not None and settings.models:
+    if routes:
         tables.table(
             out,
-            "models",
-            ("model", "providers, in order"),
-            [(name, ", ".join(target.provider for target in m.targets)) for name, m in settings.models.items()],
+            "routes, in order",
+            ("model", "provider", "upstream model", "protocol", "route_id", "fit for", "lost"),
+            [
+                (
+                    route.model,
+                    f"{route.provider} (fallback)" if route.fallback else route.provider,
+                    route.upstream,
+                    route.protocol,
+                    route.route_id,
+                    ", ".join(route.roles) or None,
+                    tables.text(", ".join(f"{role} (was {was})" for role, was in route.lost.items()), "yellow")
+                    if route.lost
+                    else None,
+                )
+                for route in routes
+            ],
         )
+    for role in settings.roles.values():
+        if not any(role.name in route.roles and route.model in role.models for route in routes):
+            out.print(f"No route is fit for the role {role.name!r}: a request for it will be refused.", style="yellow")
     if not any(provider.ready for provider in settings.providers.values()):
         out.print(
             "No provider is ready yet: set one of the variables above, or look at `tollbridge demo`.", style="dim"

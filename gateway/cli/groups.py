@@ -12,6 +12,14 @@ from rich.console import Console
 
 from gateway.cli import remote, tables
 
+#: Why nothing is sent, and who has to do something about it.
+_CAUSES = {
+    "rate_limited": "the provider limits the rate",
+    "credential_rejected": "the provider rejected {credential}: replace it, restart, reset the group",
+    "quota_exhausted": "the quota of {credential} is exhausted: raise it, reset the group",
+    "provider_unavailable": "the provider rejected {credential}, or its quota is exhausted: look for "
+    "gateway.provider_left_out in the logs",
+}
 #: Of the slots in quarantine, how many are told one by one when they come free.
 _TOLD = 4
 
@@ -54,7 +62,10 @@ def command(context: click.Context, slots: bool, url: str | None, key: str | Non
 @remote.options
 def reset(group: str, url: str | None, key: str | None, as_json: bool) -> None:
     """
-    Close the breaker of GROUP and forget until when its providers asked to be left alone. Needs the scope `admin`.
+    Close the breaker of GROUP and forget why its providers were left alone. Needs the scope `admin`.
+
+    GROUP is its name, or an endpoint that no other group has. Jobs that were told to come back later, and wait for
+    it, are due at once.
 
     For when you know better than the cooldown: the outage is over, the quota was raised, the credential is good
     again. Slots in quarantine stay: the provider may still work on them.
@@ -75,10 +86,22 @@ def show(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:
     tables.table(
         out,
         "capacity groups",
-        ("group", "limit", "active", "quarantined", "quarantine costs", "queued", "queue limit", "wait", "breaker"),
+        (
+            "group",
+            "providers",
+            "limit",
+            "active",
+            "quarantined",
+            "quarantine costs",
+            "queued",
+            "queue limit",
+            "wait",
+            "breaker",
+        ),
         [
             (
                 group["group"],
+                ", ".join(place["provider"] for place in group.get("endpoints", ()) if place["provider"]) or None,
                 group["concurrency"],
                 group["active"],
                 group["quarantined"],
@@ -126,13 +149,20 @@ def seconds(value: Any) -> str | None:
 
 def _show_floors(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:
     rows = [
-        (group["group"], floor["credential"], floor["model"] or "all", floor["kind"], seconds(floor["remaining_s"]))
+        (
+            group["group"],
+            ", ".join(floor["providers"]) or None,
+            floor["model"] or "all",
+            _CAUSES.get(floor["cause"], "{cause}").format(**floor),
+            seconds(floor["remaining_s"]),
+            moment(floor["until"]),
+        )
         for group in groups
         for floor in group.get("floors", ())
     ]
     if rows:
-        columns = ("group", "credential", "model", "why", "for")
-        tables.table(out, "left alone, as the provider asked", columns, rows, numbers=("for",))
+        columns = ("group", "provider", "model", "why", "for", "until")
+        tables.table(out, "nothing is sent there", columns, rows, numbers=("for",))
 
 
 def _show_slots(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:

@@ -172,7 +172,7 @@ async def _opened(path: Path | None, data_dir: Path | None) -> AsyncIterator[Key
     settings = workers.load(path, data_dir)
     async with (
         app.open_database(settings) as url,
-        database.open_pool(url, name="tollbridge keys", size=2) as pool,
+        database.open_pool(url, name="tollbridge keys", size=2, pooled=settings.pooled) as pool,
         Keys.open(pool) as keys,
     ):
         yield keys

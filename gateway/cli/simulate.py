@@ -21,10 +21,19 @@ from gateway.cli.failure import Failed
 @click.option("--model", "models", multiple=True, metavar="NAME", help="A model that exists; repeat for more.")
 def command(port: int, host: str, api_key: str | None, faults: str, models: tuple[str, ...]) -> None:
     """
-    Run a provider that needs no key, speaks chat_completions, answers the same to the same, and misbehaves on request.
+    Run a provider that needs no key, answers the same to the same, and misbehaves on request: see docs/simulator.md.
 
-    It prints its address as one JSON line, keeps a ledger of what was dispatched to it (GET /_control/ledger), and
-    takes other faults while it runs (POST /_control/faults).
+    It prints its address as one JSON line. While it runs:
+
+    \b
+      POST /_control/faults          other faults, as a JSON object; ?model=NAME for one model alone
+      GET  /_control/faults          what is set now
+      GET  /_control/ledger          what reached it, in sums: dispatches, peak concurrency, how they ended
+      GET  /_control/ledger?detail=1 one JSON line for each dispatch
+      POST /_control/reset           an empty ledger, and the faults of the start
+
+    What most try first: latency, pace (seconds between pieces), status with retry_after, rate (a share of the calls),
+    fail_first (a number), capacity (429 above it), hang=mid, die=rst, terminal=none.
 
     \b
     Examples:

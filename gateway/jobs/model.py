@@ -66,6 +66,30 @@ TRANSITIONS: Mapping[tuple[Status, Event], Status] = MappingProxyType(
 TERMINAL = frozenset(Status) - {state for state, _ in TRANSITIONS}
 
 
+class Wait(enum.StrEnum):
+    """
+    Why a job that is not in anybody's hands waits. docs/operations.md has the table, with the words that admission has
+    for one that a process holds.
+    """
+
+    #: It is due: every runner is busy, with what came before it.
+    RUNNER = "runner"
+    QUEUE_FULL = "queue_full"
+    QUEUE_TIMEOUT = "queue_timeout"
+    COOLDOWN = "cooldown"
+    RATE_LIMITED = "rate_limited"
+    CREDENTIAL_REJECTED = "credential_rejected"
+    QUOTA_EXHAUSTED = "quota_exhausted"
+    PROVIDER_UNAVAILABLE = "provider_unavailable"
+    PROVIDER_NOT_READY = "provider_not_ready"
+    STORE_UNAVAILABLE = "store_unavailable"
+    SHUTTING_DOWN = "shutting_down"
+    #: An earlier executor of this very job is not over yet.
+    DUPLICATE_DEBIT = "duplicate_debit"
+    #: It failed for a reason that may pass.
+    RETRY = "retry"
+
+
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     """A job in the hands of this process. `claims` grows with each claim, so it names this one for ever."""
 
@@ -121,6 +145,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     claimed_at: datetime | None
     attempts: int
     wait_reason: str | None
+    #: The capacity groups it waits for, the one that its reason is about first.
+    wait_groups: tuple[str, ...]
     outcome: Outcome | None
     error_code: str | None
     error_message: str | None
@@ -164,12 +190,14 @@ class GiveBack(msgspec.Struct, frozen=True, kw_only=True):
     """The job goes back to the queue."""
 
     delay_s: float
-    #: The code of what it waits out.
-    reason: str | None
+    #: What it waits out.
+    reason: Wait | None
     #: The run counts among those the job may have.
     counts: bool
     #: Seconds in which this process takes no other job of the same model: it would fare no better.
     hold_s: float = 0.0
+    #: The capacity groups that it was refused by, or failed in.
+    groups: tuple[str, ...] = ()
     #: Given back by its own process. A claim that died with its process counts towards poison.
     in_order: bool = True
 
@@ -224,6 +252,8 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
     unknown = _is_uncertain(outcome) if outcome is not None else sent and error.status.http >= _SERVER_FAULT
     if outcome is not None:
         sent = any(attempt.status != "not_dispatched" for attempt in outcome.attempts)
+    reason = waits_for(error)
+    groups = error.groups if isinstance(error, AttemptedError) and reason is not Wait.STORE_UNAVAILABLE else ()
     if unknown and error.code is not Code.CANCELLED and not may_resend(job.options):
         return UNCERTAIN
     match error.code:
@@ -233,19 +263,29 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
             return EXPIRED
         case Code.DUPLICATE_DEBIT if not sent and job.options.debit_id == str(job.job_id):
             # Nobody else uses the id: an earlier executor of this very job is not over yet.
-            return GiveBack(delay_s=_refused_delay(error, settings), reason=error.code.value, counts=False)
+            return GiveBack(delay_s=_refused_delay(error, settings), reason=reason, counts=False)
         case Code.QUEUE_FULL if not sent:
             # It keeps its place: what is full for one is full for those behind it.
-            return GiveBack(delay_s=0.0, reason=error.code.value, counts=False, hold_s=settings.full_hold_s)
+            return GiveBack(delay_s=0.0, reason=reason, counts=False, hold_s=settings.full_hold_s, groups=groups)
         case code if code in NOT_NOW and not sent:
             delay_s = _refused_delay(error, settings)
             return GiveBack(
-                delay_s=delay_s, reason=code.value, counts=False, hold_s=min(delay_s, settings.refused_hold_s)
+                delay_s=delay_s,
+                reason=reason,
+                counts=False,
+                hold_s=min(delay_s, settings.refused_hold_s),
+                groups=groups,
             )
         case code if unknown or code in NOT_NOW or code is Code.INTERNAL or _may_pass(code, outcome):
             if job.runs + 1 >= job.attempts_allowed:
                 return failed(error)
-            return GiveBack(delay_s=_retry_delay(error, job, settings), reason=code.value, counts=True)
+            return GiveBack(
+                delay_s=_retry_delay(error, job, settings),
+                # That it waits to be run again is what there is to know; why, its outcome says.
+                reason=Wait.SHUTTING_DOWN if code is Code.SHUTTING_DOWN else Wait.RETRY,
+                counts=True,
+                groups=groups,
+            )
         case _:
             return failed(error)
 
@@ -253,12 +293,12 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
 def after_stop(job: Claimed, known: Outcome | None, *, sent: bool) -> Decision:
     """This process may not, or cannot any longer, run the job. `known`: what became of its attempts."""
     if not sent:
-        return GiveBack(delay_s=0.0, reason=Code.SHUTTING_DOWN.value, counts=False)
+        return GiveBack(delay_s=0.0, reason=Wait.SHUTTING_DOWN, counts=False)
     if (known is None or _is_uncertain(known) or _was_spent(known)) and not may_resend(job.options):
         return UNCERTAIN
     if job.runs + 1 >= job.attempts_allowed:
         return failed(ShuttingDown("the process that ran the job stopped, and it may not be run again"))
-    return GiveBack(delay_s=0.0, reason=Code.SHUTTING_DOWN.value, counts=True)
+    return GiveBack(delay_s=0.0, reason=Wait.SHUTTING_DOWN, counts=True)
 
 
 def after_crash(job: Held, settings: JobsSettings) -> Decision | Complete:
@@ -275,6 +315,37 @@ def after_crash(job: Held, settings: JobsSettings) -> Decision | Complete:
     if sent and job.runs + 1 >= job.attempts_allowed:
         return UNCERTAIN
     return GiveBack(delay_s=0.0, reason=None, counts=sent, in_order=False)
+
+
+_WAITS: Mapping[Code, Wait] = MappingProxyType(
+    {
+        Code.QUEUE_FULL: Wait.QUEUE_FULL,
+        Code.QUEUE_TIMEOUT: Wait.QUEUE_TIMEOUT,
+        Code.COOLDOWN: Wait.COOLDOWN,
+        Code.CONTROL_STORE_UNAVAILABLE: Wait.STORE_UNAVAILABLE,
+        Code.CONTENT_STORE_UNAVAILABLE: Wait.STORE_UNAVAILABLE,
+        Code.PROVIDER_NOT_READY: Wait.PROVIDER_NOT_READY,
+        Code.PROVIDER_UNAVAILABLE: Wait.PROVIDER_UNAVAILABLE,
+        Code.SHUTTING_DOWN: Wait.SHUTTING_DOWN,
+        Code.DUPLICATE_DEBIT: Wait.DUPLICATE_DEBIT,
+    }
+)
+
+
+def waits_for(error: GatewayError) -> Wait:
+    """What a job waits out that was refused with this, or failed with it."""
+    if isinstance(error, AttemptedError) and error.cause is not None:
+        return Wait(error.cause)
+    return _WAITS.get(error.code, Wait.RETRY)
+
+
+def wait_of(text: str | None) -> Wait:
+    """As it is stored. Earlier versions stored the code of what was waited out."""
+    if text is None:
+        return Wait.RUNNER
+    if text in frozenset(Wait):
+        return Wait(text)
+    return _WAITS.get(Code(text), Wait.RETRY) if text in frozenset(Code) else Wait.RETRY
 
 
 def may_resend(options: Options) -> bool:

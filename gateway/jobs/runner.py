@@ -250,6 +250,21 @@ class Runner:
         """There may be work."""
         self._wake.set()
 
+    async def release(self, group: str) -> int:
+        """
+        The jobs that were told to come back later, and wait for this capacity group, are due now; how many.
+
+        This process looks at once, the others at their next look. Raises `gateway.database.StoreUnavailable`.
+        """
+        count = 0
+        while (released := await self._store.release(group, _MOST_ROWS)) > 0:
+            count += released
+        # Which models that group serves is not known here; what still has no place there is refused again.
+        self._held.clear()
+        self._refused.clear()
+        self.wake()
+        return count
+
     def cancel(self, job_id: uuid.UUID) -> None:
         """Take back a job that may be running here. Its row already says so."""
         for run in list(self._running.values()):

@@ -48,6 +48,7 @@ INTEND = _read("intend")
 STORE_RESULT = _read("store_result")
 FINISH = _read("finish")
 GIVE_BACK = _read("give_back")
+RELEASE = _read("release")
 CANCEL = _read("cancel")
 CANCEL_REQUESTS = _read("cancel_requests")
 GET = _read("get")
@@ -350,10 +351,20 @@ class JobStore:
                 after.update({ending.job_id: end.status for ending, end in ends if ending.job_id in finished})
             if backs:
                 rows = await self._concluding.fetch(
-                    GIVE_BACK, owner, *_give_back_columns(backs), self._settings.retention_s, *self._known()
+                    GIVE_BACK,
+                    owner,
+                    *_give_back_columns(backs),
+                    self._settings.retention_s,
+                    *self._known(),
+                    [msgspec.json.encode(back.groups).decode() for _, back in backs],
                 )
                 after.update({row["job_id"]: Status(row["status"]) for row in rows})
         return [after.get(ending.job_id) for ending in endings]
+
+    async def release(self, group: str, most: int) -> int:
+        """Makes some of the jobs due that wait for a capacity group; how many."""
+        with store_errors():
+            return len(await self._pool.fetch(RELEASE, group, most, *self._known()))
 
     async def cancel_requests(self, owner: uuid.UUID) -> Sequence[uuid.UUID]:
         with store_errors():
@@ -517,6 +528,7 @@ def _view(row: Any) -> JobView:
         claimed_at=row["claimed_at"],
         attempts=row["attempts"],
         wait_reason=row["wait_reason"],
+        wait_groups=tuple(row["wait_groups"] or ()),
         outcome=_decoded(row["outcome"]),
         error_code=row["error_code"],
         error_message=row["error_message"],

@@ -86,13 +86,14 @@ class Judge:
         caller_fields: Collection[str],
         parse_options: ParseOptions,
         parse_chat: Callable[[bytes], ChatRequest],
-        resolve: Callable[[str], object],
+        resolve: Callable[[str, str | None], object],
         unambiguous: Callable[[bytes], object],
         settings: JobsSettings,
     ) -> None:
         """
-        `parse_chat` raises MalformedRequest, `resolve` ModelNotFound for a model that is not configured, `unambiguous`
-        InvalidRequest for JSON with two members of one name.
+        `parse_chat` raises MalformedRequest; `resolve`, of a model and a role, ModelNotFound for a model that is not
+        configured and InvalidRequest for such a role; `unambiguous` InvalidRequest for JSON with two members of one
+        name.
         """
         self._caller_fields = frozenset(caller_fields)
         self._known = self._caller_fields | _OF_THE_LINE | _OF_THE_JOB
@@ -121,8 +122,8 @@ class Judge:
         if "body" not in members:
             raise InvalidRequest("is required", param="body")
         body = bytes(members["body"])
-        model = self._model(body)
         options = self._options(members, line.job_id)
+        model = self._model(body, options.role)
         return msgspec.structs.replace(
             line,
             custom_id=custom_id,
@@ -146,19 +147,20 @@ class Judge:
         self._unambiguous(raw)
         return members
 
-    def _model(self, body: bytes) -> str:
+    def _model(self, body: bytes, role: str | None) -> str:
+        """Empty where a role is asked for instead."""
         try:
             chat = self._parse_chat(body)
         except MalformedRequest as error:
             raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
         members = chat.native.fields if chat.native is not None else _members.decode(body)
-        model = _text(members, "model", "body.")
-        if not model:
+        model = _text(members, "model", "body.") or ""
+        if not model and role is None:
             raise InvalidRequest("is required", param="body.model")
         if _value(members, "stream", _switch, "true or false", "body."):
             raise InvalidRequest("a job's answer is not streamed", code=Code.UNSUPPORTED_FIELD, param="body.stream")
         try:
-            self._resolve(model)
+            self._resolve(model, role)
         except ModelNotFound as error:
             raise ModelNotFound(error.message, param="body.model") from error
         return model

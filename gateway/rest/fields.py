@@ -7,6 +7,7 @@ dropped without a word. Unknown names are refused; so is a value that is not exa
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
@@ -17,7 +18,7 @@ import msgspec
 from multidict import CIMultiDictProxy
 
 from admission.lease import Class
-from gateway.call import Options, Resend
+from gateway.call import Options, Order, Resend, Unsupported
 from gateway.errors import InvalidRequest
 from gateway.rest.body import decode_exact
 
@@ -27,6 +28,7 @@ MAX_TEXT = 256
 MAX_TAG_NAME = 64
 MAX_TAGS = 32
 MAX_PROVIDERS = 64
+MAX_MODELS = 64
 #: Seconds.
 MAX_SPILL_AFTER_S = 86_400.0
 MAX_FENCE = 2**63 - 1
@@ -144,16 +146,19 @@ def _places(value: Decimal) -> int:
     return -exponent if isinstance(exponent, int) else MAX_DIGITS + 1
 
 
-def _providers(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise Refused("must be a list of provider ids")
-    if not 1 <= len(value) <= MAX_PROVIDERS:
-        # An empty list would say "none" to a reader and "any" to us.
-        raise Refused(f"must have 1 to {MAX_PROVIDERS} entries")
-    return tuple(_text(provider) for provider in value)
+def _names(what: str, most: int) -> Callable[[Any], tuple[str, ...]]:
+    def read(value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise Refused(f"must be a list of {what}")
+        if not 1 <= len(value) <= most:
+            # An empty list would say "none" to a reader and "any" to us.
+            raise Refused(f"must have 1 to {most} entries")
+        return tuple(_text(name) for name in value)
+
+    return read
 
 
-def _providers_from_text(text: str) -> list[str]:
+def _names_from_text(text: str) -> list[str]:
     return [entry.strip() for entry in text.split(",")]
 
 
@@ -167,11 +172,16 @@ def _flag_from_text(text: str) -> bool | None:
     return {"true": True, "false": False}.get(text.lower())
 
 
-def _resend(value: Any) -> Resend:
-    found = {resend.value: resend for resend in Resend}.get(value) if isinstance(value, str) else None
-    if found is None:
-        raise Refused("must be `never` or `before_first_byte`")
-    return found
+def _word(kind: type[enum.StrEnum]) -> Callable[[Any], enum.StrEnum]:
+    *first, last = (f"`{word.value}`" for word in kind)
+
+    def read(value: Any) -> enum.StrEnum:
+        found = {word.value: word for word in kind}.get(value) if isinstance(value, str) else None
+        if found is None:
+            raise Refused(f"must be {', '.join(first)} or {last}")
+        return found
+
+    return read
 
 
 def _seconds(value: Any) -> float:
@@ -206,10 +216,14 @@ FIELDS: tuple[Field, ...] = (
     Field("owner_fence", "owner_fence", _fence, _whole_from_text),
     Field("klass", "class", _class, _same),
     Field("max_cost_usd", "max_cost_usd", _usd, _same),
-    Field("allowed_providers", "allowed_providers", _providers, _providers_from_text),
+    Field("allowed_providers", "allowed_providers", _names("provider ids", MAX_PROVIDERS), _names_from_text),
+    Field("allowed_models", "allowed_models", _names("models", MAX_MODELS), _names_from_text),
     Field("allow_failover", "allow_failover", _flag, _flag_from_text),
-    Field("resend_uncertain", "resend_uncertain", _resend, _same),
+    Field("resend_uncertain", "resend_uncertain", _word(Resend), _same),
     Field("spill_after_s", "spill_after_s", _seconds, _number_from_text),
+    Field("order", "order", _word(Order), _same),
+    Field("unsupported", "unsupported", _word(Unsupported), _same),
+    Field("explain", "explain", _flag, _flag_from_text),
 )
 
 BY_NAME: dict[str, Field] = {field.name: field for field in FIELDS}

@@ -23,7 +23,7 @@ from gateway.call import Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFound
 from gateway.jobs.intake import Idempotency, Intake, Receipt
-from gateway.jobs.model import TERMINAL, JobView, Result, Status
+from gateway.jobs.model import TERMINAL, JobView, Result, Status, Wait, wait_of
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Filter, JobStore
 from gateway.jobs.submission import LineSplitter
@@ -414,10 +414,10 @@ def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | No
     until: datetime | None
     if job.status is Status.QUEUED:
         # Not claimed yet: it waits for a free runner, or out what it was refused for.
-        waits_out = job.wait_reason not in (None, Code.QUEUE_FULL.value)
-        until = job.not_before if waits_out else None
-        reason = job.wait_reason or "runner"
-        return {"reason": reason, "position": None, "group": None, "until": until, "expected_wait_s": None}
+        reason = wait_of(job.wait_reason)
+        until = None if reason in (Wait.RUNNER, Wait.QUEUE_FULL) else job.not_before
+        group = job.wait_groups[0] if job.wait_groups else None
+        return {"reason": reason, "position": None, "group": group, "until": until, "expected_wait_s": None}
     found = waiting.get(job.options.debit_id or "")
     if job.status is not Status.RUNNING or found is None:
         return None

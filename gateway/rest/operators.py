@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 from uuid import UUID
 
 import msgspec
@@ -70,15 +70,17 @@ class UsageReader(Protocol):
 class GroupsReader(Protocol):
     """The capacity groups. `admission.store` knows them."""
 
-    async def groups(self) -> Sequence[object]:
-        """One JSON object a group. Raises StoreUnavailable."""
+    async def groups(self) -> Sequence[Mapping[str, Any]]:
+        """One JSON object a group, with its `slots` and who is `waiting`. Raises StoreUnavailable."""
         ...
 
     async def reset(self, group: str) -> str:
         """
-        Closes the group's breaker and forgets until when its providers asked to be left alone; the group's own name.
+        Closes the group's breaker and forgets why its providers were left alone; jobs that wait for it are due.
 
-        Raises NotFound, StoreUnavailable.
+        Answers the group's own name.
+
+        Raises NotFound, InvalidRequest, StoreUnavailable.
         """
         ...
 
@@ -126,8 +128,12 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
 
     async def read_groups(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
+        caller = exchange.caller
         try:
-            return exchange.answer({"groups": plain(await groups.groups())})
+            found = await groups.groups()
+            if Scope.ADMIN not in caller.scopes:
+                found = [_without_others(group, str(caller.key_id)) for group in found]
+            return exchange.answer({"groups": plain(found)})
         except StoreUnavailable as error:
             raise _unavailable() from error
 
@@ -149,6 +155,23 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
         Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups),
         Endpoint(method="POST", path="/v1/groups/reset", access=Scope.ADMIN, handler=reset_group),
     ]
+
+
+#: Who a slot is for: its key, and the caller's own name for the work.
+_WHOSE: Final = ("key_id", "debit_id", "ticket_id")
+
+
+def _without_others(group: Mapping[str, Any], key_id: str) -> dict[str, Any]:
+    """The group with its slots and queue, but without whose they are, where they are another key's."""
+    return {
+        **group,
+        "slots": [
+            slot if slot.get("key_id") == key_id else {**slot, **dict.fromkeys(_WHOSE)}
+            for slot in group.get("slots") or ()
+        ],
+        # Of who waits the store does not tell the key.
+        "waiting": [{**waiting, "debit_id": None} for waiting in group.get("waiting") or ()],
+    }
 
 
 def _model(entry: ModelEntry) -> dict[str, object]:

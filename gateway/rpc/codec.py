@@ -26,6 +26,8 @@ from adapters.chat import (
     Delta,
     Document,
     Image,
+    ImageOutput,
+    LogprobsDelta,
     Message,
     Part,
     Reasoning,
@@ -36,6 +38,7 @@ from adapters.chat import (
     StopReason,
     Text,
     TextDelta,
+    TokenLogprob,
     Tool,
     ToolCall,
     ToolCallDelta,
@@ -44,7 +47,7 @@ from adapters.chat import (
 )
 from admission.lease import Class, Waiting
 from gateway.answer import Ended
-from gateway.call import Completion, Options, Resend
+from gateway.call import Completion, Options, Order, Resend, Unsupported
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.outcome import AttemptReport, Cost, Counters, Outcome, RouteReport
 from metering.cost import decimal_string
@@ -55,6 +58,7 @@ from protos.tollbridge.v1 import gateway_pb2 as pb
 MAX_ID_CHARS: Final = 256
 MAX_TAGS: Final = 64
 MAX_PROVIDERS: Final = 64
+MAX_MODELS: Final = 64
 #: A double holds every whole number up to this one (2**53), and a Struct has only doubles.
 _EXACT: Final = 9007199254740992.0
 #: What the store's numeric column takes.
@@ -88,6 +92,18 @@ _RESEND: Final = {
     pb.RESEND_UNCERTAIN_UNSPECIFIED: None,
     pb.RESEND_UNCERTAIN_NEVER: Resend.NEVER,
     pb.RESEND_UNCERTAIN_BEFORE_FIRST_BYTE: Resend.BEFORE_FIRST_BYTE,
+}
+_ORDERS: Final = {
+    pb.ORDER_UNSPECIFIED: None,
+    pb.ORDER_PRIORITY: Order.PRIORITY,
+    pb.ORDER_COST: Order.COST,
+    pb.ORDER_LATENCY: Order.LATENCY,
+    pb.ORDER_WEIGHTED: Order.WEIGHTED,
+}
+_UNSUPPORTED: Final = {
+    pb.UNSUPPORTED_UNSPECIFIED: None,
+    pb.UNSUPPORTED_REFUSE: Unsupported.REFUSE,
+    pb.UNSUPPORTED_DROP: Unsupported.DROP,
 }
 _MODES: Final = {
     pb.ToolChoice.MODE_UNSPECIFIED: None,
@@ -166,6 +182,7 @@ def decode_request(request: pb.CompletionRequest) -> Asked:
         max_output_tokens=_whole(request, "max_output_tokens", least=1),
         temperature=_real(request, "temperature", least=0.0),
         top_p=_real(request, "top_p", least=0.0),
+        top_k=_whole(request, "top_k", least=0),
         stop=_stop(request.stop),
         seed=request.seed if request.HasField("seed") else None,
         n=_whole(request, "n", least=1),
@@ -176,6 +193,11 @@ def decode_request(request: pb.CompletionRequest) -> Asked:
         logit_bias=_logit_bias(request.logit_bias),
         reasoning_effort=_optional_identifier(request, "reasoning_effort"),
         reasoning_budget_tokens=_whole(request, "reasoning_budget_tokens", least=0),
+        verbosity=_optional_identifier(request, "verbosity"),
+        service_tier=_optional_identifier(request, "service_tier"),
+        prompt_cache_key=_optional_identifier(request, "prompt_cache_key"),
+        store=request.store if request.HasField("store") else None,
+        metadata=_metadata(request.metadata),
         end_user=_optional_identifier(request, "end_user"),
         extra=_extra(request),
     )
@@ -202,10 +224,14 @@ def _options(request: pb.CompletionRequest) -> Options:
         owner_fence=_whole(request, "owner_fence", least=0),
         klass=_member("class", _CLASSES, getattr(request, "class")),
         max_cost_usd=_money(request),
-        allowed_providers=_allowed_providers(request.allowed_providers),
+        allowed_providers=_names("allowed_providers", MAX_PROVIDERS, request.allowed_providers),
+        allowed_models=_names("allowed_models", MAX_MODELS, request.allowed_models),
         allow_failover=request.allow_failover if request.HasField("allow_failover") else True,
         resend_uncertain=_member("resend_uncertain", _RESEND, request.resend_uncertain),
         spill_after_s=_real(request, "spill_after_s", least=0.0),
+        order=_member("order", _ORDERS, request.order),
+        unsupported=_member("unsupported", _UNSUPPORTED, request.unsupported),
+        explain=request.explain,
     )
 
 
@@ -225,6 +251,13 @@ def _optional_identifier(request: pb.CompletionRequest, name: str) -> str | None
     return _needed(name, getattr(request, name))
 
 
+def _metadata(metadata: Mapping[str, str]) -> dict[str, str] | None:
+    for key, value in metadata.items():
+        _needed("metadata", key)
+        _identifier("metadata", value)
+    return dict(metadata) or None
+
+
 def _needed(path: str, value: str) -> str:
     given = _identifier(path, value)
     if given is None:
@@ -241,10 +274,10 @@ def _tags(tags: Mapping[str, str]) -> dict[str, str]:
     return dict(tags)
 
 
-def _allowed_providers(providers: Sequence[str]) -> tuple[str, ...]:
-    if len(providers) > MAX_PROVIDERS:
-        _refuse("allowed_providers", f"more than {MAX_PROVIDERS}")
-    return tuple(_needed(f"allowed_providers[{at}]", provider) for at, provider in enumerate(providers))
+def _names(path: str, most: int, names: Sequence[str]) -> tuple[str, ...]:
+    if len(names) > most:
+        _refuse(path, f"more than {most}")
+    return tuple(_needed(f"{path}[{at}]", name) for at, name in enumerate(names))
 
 
 def _member(path: str, known: Mapping[Any, Any], value: int) -> Any:
@@ -326,7 +359,10 @@ def _message(path: str, message: pb.Message) -> Message:
 
 def _reasoning(path: str, thought: pb.Reasoning) -> Reasoning:
     return Reasoning(
-        text=thought.text, signature=_signature(f"{path}.signature", thought.signature), redacted=thought.redacted
+        text=thought.text,
+        signature=_signature(f"{path}.signature", thought.signature),
+        redacted=thought.redacted,
+        id=_identifier(f"{path}.id", thought.id),
     )
 
 
@@ -342,10 +378,14 @@ def _content(path: str, message: pb.Message) -> tuple[Part, ...]:
             return ()
 
 
+def _cache(path: str, value: str) -> str | None:
+    if value not in _CACHES:
+        _refuse(path, 'one of "", "5m", "1h" is needed')
+    return _CACHES[value]
+
+
 def _part(path: str, part: pb.Part) -> Part:
-    if part.cache not in _CACHES:
-        _refuse(f"{path}.cache", 'one of "", "5m", "1h" is needed')
-    cache = _CACHES[part.cache]
+    cache = _cache(f"{path}.cache", part.cache)
     match part.WhichOneof("part"):
         case "text":
             return Text(text=part.text, cache=cache)
@@ -434,6 +474,7 @@ def _tools(tools: Sequence[pb.Tool]) -> tuple[Tool, ...]:
                 description=tool.description or None,
                 parameters=_json(f"{path}.parameters", tool.parameters) if tool.HasField("parameters") else None,
                 strict=tool.strict if tool.HasField("strict") else None,
+                cache=_cache(f"{path}.cache", tool.cache),
             )
         )
     return tuple(decoded)
@@ -534,7 +575,9 @@ def _choice(choice: Choice) -> pb.Choice:
         text=choice.text,
         refusal=choice.refusal,
         reasoning=[
-            pb.Reasoning(text=thought.text, signature=_bytes(thought.signature), redacted=thought.redacted)
+            pb.Reasoning(
+                text=thought.text, signature=_bytes(thought.signature), redacted=thought.redacted, id=thought.id or ""
+            )
             for thought in choice.reasoning
         ],
         tool_calls=[
@@ -543,6 +586,28 @@ def _choice(choice: Choice) -> pb.Choice:
         ],
         finish_reason=_FINISH[choice.stop_reason],
         native_finish_reason=choice.native_stop_reason,
+        images=[_image_out(image) for image in choice.images],
+        logprobs=None if choice.logprobs is None else _logprobs(choice.logprobs),
+    )
+
+
+def _image_out(image: Image) -> pb.Image:
+    media_type = image.media_type or ""
+    if image.data is not None:
+        return pb.Image(data=image.data, media_type=media_type)
+    return pb.Image(url=image.url or "", media_type=media_type)
+
+
+def _logprobs(tokens: Sequence[TokenLogprob]) -> pb.Logprobs:
+    return pb.Logprobs(tokens=[_logprob(token) for token in tokens])
+
+
+def _logprob(token: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token=token.token,
+        logprob=token.logprob,
+        bytes=None if token.bytes is None else bytes(token.bytes),
+        top=[_logprob(other) for other in token.top],
     )
 
 
@@ -579,12 +644,24 @@ def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
                 else:
                     last = pieces.add(choice=delta.choice, text=delta.text)
             case ReasoningDelta():
-                if last is not None and last.choice == delta.choice and last.WhichOneof("piece") == "reasoning":
+                choice, block = delta.choice, delta.block
+                if (
+                    last is not None
+                    and last.choice == choice
+                    and last.WhichOneof("piece") == "reasoning"
+                    and last.reasoning_block == block
+                ):
                     last.reasoning += delta.text
                 elif delta.text:
-                    last = pieces.add(choice=delta.choice, reasoning=delta.text)
+                    last = pieces.add(choice=choice, reasoning_block=block, reasoning=delta.text)
+                if delta.redacted:
+                    last = pieces.add(choice=choice, reasoning_block=block, reasoning_redacted=True)
+                if delta.id is not None:
+                    last = pieces.add(choice=choice, reasoning_block=block, reasoning_id=delta.id)
                 if delta.signature is not None:
-                    last = pieces.add(choice=delta.choice, reasoning_signature=delta.signature.encode())
+                    last = pieces.add(
+                        choice=choice, reasoning_block=block, reasoning_signature=delta.signature.encode()
+                    )
             case RefusalDelta():
                 last = pieces.add(choice=delta.choice, refusal=delta.text)
             case ToolCallStart():
@@ -607,6 +684,10 @@ def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
                         choice=delta.choice,
                         tool_arguments=pb.ToolCallArguments(index=delta.index, arguments=delta.arguments),
                     )
+            case ImageOutput():
+                last = pieces.add(choice=delta.choice, image=_image_out(delta.image))
+            case LogprobsDelta():
+                last = pieces.add(choice=delta.choice, logprobs=_logprobs(delta.tokens))
             case _:
                 assert_never(delta)
     return chunk
@@ -648,6 +729,7 @@ def encode_outcome(outcome: Outcome) -> pb.Outcome:
         warnings=outcome.warnings,
         served_model=outcome.served_model,
         provider_request_id=outcome.provider_request_id,
+        left_out=[pb.LeftOut(provider=out.provider, model=out.model, reason=out.reason) for out in outcome.left_out],
     )
 
 

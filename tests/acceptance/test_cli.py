@@ -178,3 +178,24 @@ def test_without_a_url_the_ready_file_leads_there(tollbridge, gateway, monkeypat
         main, ["groups"], env={"TOLLBRIDGE_URL": None, "TOLLBRIDGE_API_KEY": KEY, "TOLLBRIDGE_DATA_DIR": "."}
     )
     assert found.exit_code == 0, found.output
+
+
+def test_a_live_check_that_may_spend_makes_one_call_by_the_gateway_and_it_is_in_the_ledger(
+    tollbridge: Any, provider: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(CONFIGURATION.format(url=provider).replace("models =", "check_is_open = true\nmodels =", 1))
+    before = json.loads(tollbridge("usage", "--json").stdout)["total"]["attempts"]
+    free = tollbridge("check", "--config", str(file), "--live", "--json")
+    assert [entry["result"] for entry in json.loads(free.stdout)["live"]] == ["answers"]
+    assert json.loads(tollbridge("usage", "--json").stdout)["total"]["attempts"] == before
+    told = tollbridge("check", "--config", str(file), "--live", "--spend", "--json")
+    assert told.exit_code == 0, told.output
+    [entry] = json.loads(told.stdout)["live"]
+    assert (entry["result"], entry["by"]) == ("works", "call")
+    usage = json.loads(tollbridge("usage", "--json").stdout)["total"]
+    assert usage["attempts"] == before + 1
+    # Where no gateway runs, that is said, and what to do.
+    alone = tollbridge("check", "--config", str(file), "--live", "--spend", "--json", url="http://127.0.0.1:9")
+    assert alone.exit_code == 1
+    assert "no gateway answers" in json.loads(alone.stdout)["live"][0]["said"]

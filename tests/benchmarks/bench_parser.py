@@ -1,46 +1,32 @@
 """
-What proof and canonical events cost: our parser beside the least that could be done with the same bytes.
+What proof and canonical events cost: the parser of each protocol beside the least that could be done with its bytes.
 
 The floor splits on blank lines and decodes each event's JSON into plain objects; it proves nothing and would break on
-half of what providers send. Run: `python -m tests.benchmarks.bench_parser`. Ours should reach half of its events a
-second, whatever the size of a read.
+half of what providers send. Run: `python -m tests.benchmarks.bench_parser [protocol ...]`. Ours should reach half of
+its events a second, whatever the size of a read. A protocol takes part by a file of its own in
+`tests/benchmarks/streams`, which has `stream(events) -> bytes`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
 
 import msgspec
 
+from adapters.chat import Finished
 from adapters.contract import Endpoint
-from adapters.protocols.chat_completions import ChatCompletions
+from adapters.protocols import PROTOCOLS
 
 EVENTS = 4000
-ROUNDS = 9
+ROUNDS = 15
 
-
-def stream() -> bytes:
-    chunks: list[dict[str, Any]] = [
-        {
-            "id": "chatcmpl-BG7OTM3ub2HDuZ1PCj137Me5EGRPt",
-            "object": "chat.completion.chunk",
-            "created": 1743181369,
-            "model": "gpt-4o-mini-2024-07-18",
-            "service_tier": "default",
-            "system_fingerprint": "fp_f97eff32c5",
-            "choices": [{"index": 0, "delta": {"content": f" token{i}"}, "logprobs": None, "finish_reason": None}],
-            "usage": None,
-            "obfuscation": "AELkdaSG1tO5NZT",
-        }
-        for i in range(EVENTS - 2)
-    ]
-    chunks.append({"id": "x", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
-    lines = [b"data: " + json.dumps(chunk, separators=(",", ":")).encode() for chunk in chunks]
-    return b"\n\n".join([*lines, b"data: [DONE]", b""])
+_STREAMS = Path(__file__).parent / "streams"
 
 
 def floor(pieces: list[bytes], decode: Callable[[bytes], object]) -> None:
@@ -48,36 +34,46 @@ def floor(pieces: list[bytes], decode: Callable[[bytes], object]) -> None:
     for piece in pieces:
         *events, rest = (rest + piece).split(b"\n\n")
         for event in events:
-            if event != b"data: [DONE]":
-                decode(event[6:])
+            data = event[event.find(b"data: ") + 6 :]
+            if data != b"[DONE]":
+                decode(data)
 
 
-def ours(pieces: list[bytes]) -> None:
-    parser = ChatCompletions().new_parser(Endpoint(provider="p", protocol="chat_completions", base_url=""), {})
-    for piece in pieces:
-        parser.feed(piece)
-    assert parser.finished
+def ours(protocol: str, pieces: list[bytes]) -> None:
+    parser = PROTOCOLS[protocol].new_parser(Endpoint(provider="p", protocol=protocol, base_url=""), {})
+    batch = [event for piece in pieces for event in parser.feed(piece)]
+    if not parser.finished:
+        batch = [*batch, *parser.close()]
+    assert isinstance(batch[-1], Finished)
 
 
-def rate(run: Callable[[], None]) -> float:
-    """Events a second, of the best round: the others were disturbed."""
-    best = float("inf")
+def rates(runs: Sequence[Callable[[], None]]) -> list[float]:
+    """Events a second, of the best round: the others were disturbed. In turn, so that all meet the same machine."""
+    best = [float("inf")] * len(runs)
     for _ in range(ROUNDS):
-        start = time.perf_counter()
-        run()
-        best = min(best, time.perf_counter() - start)
-    return EVENTS / best
+        for number, run in enumerate(runs):
+            start = time.perf_counter()
+            run()
+            best[number] = min(best[number], time.perf_counter() - start)
+    return [EVENTS / seconds for seconds in best]
+
+
+def measure(protocol: str) -> None:
+    body: bytes = importlib.import_module(f"tests.benchmarks.streams.{protocol}").stream(EVENTS)
+    print(f"{protocol}: {EVENTS} events, {len(body)} bytes")  # noqa: T201
+    for name, size in (("one event a read", len(body) // EVENTS), ("16 KiB reads", 16384), ("64 KiB reads", 65536)):
+        pieces = [body[start : start + size] for start in range(0, len(body), size)]
+        decoders: dict[str, Callable[[bytes], object]] = {"json": json.loads, "msgspec": msgspec.json.decode}
+        mine, *bare = rates(
+            [partial(ours, protocol, pieces), *(partial(floor, pieces, decode) for decode in decoders.values())]
+        )
+        for label, rate in zip(decoders, bare, strict=True):
+            print(f"{name:18} ours {mine:9,.0f}/s  bare split + {label:8} {rate:9,.0f}/s  ratio {mine / rate:.2f}")  # noqa: T201
 
 
 def main() -> None:
-    body = stream()
-    print(f"{EVENTS} events, {len(body)} bytes")  # noqa: T201
-    for name, size in (("one event a read", len(body) // EVENTS), ("16 KiB reads", 16384), ("64 KiB reads", 65536)):
-        pieces = [body[start : start + size] for start in range(0, len(body), size)]
-        mine = rate(partial(ours, pieces))
-        for label, decode in (("json", json.loads), ("msgspec", msgspec.json.decode)):
-            bare = rate(partial(floor, pieces, decode))
-            print(f"{name:18} ours {mine:9,.0f}/s  bare split + {label:8} {bare:9,.0f}/s  ratio {mine / bare:.2f}")  # noqa: T201
+    for protocol in sys.argv[1:] or [name for name in PROTOCOLS if (_STREAMS / f"{name}.py").exists()]:
+        measure(protocol)
 
 
 if __name__ == "__main__":

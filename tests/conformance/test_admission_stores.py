@@ -58,10 +58,11 @@ class Process:
 Processes = Callable[..., Awaitable[tuple[Process, Process]]]
 
 
-@pytest.fixture(params=["memory", "postgresql"])
+@pytest.fixture(params=["memory", "postgresql", "as behind a pooler"])
 async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
     """Two processes that share a store."""
-    url = request.getfixturevalue("database_url") if request.param == "postgresql" else None
+    url = None if request.param == "memory" else request.getfixturevalue("database_url")
+    listen_url = url if request.param == "as behind a pooler" else None
     async with AsyncExitStack() as stack:
         databases: list[MemoryDatabase] = []
 
@@ -75,7 +76,7 @@ async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
                         databases.append(MemoryDatabase(settings))
                     store = MemoryStore(settings, database=databases[0])
                 else:
-                    store = Store(url, settings)
+                    store = Store(url, settings, listen_url=listen_url)
                 stack.push_async_callback(store.close)
                 process = Process(store)
                 await store.configure()

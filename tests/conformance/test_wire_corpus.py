@@ -1,267 +1,183 @@
 """
-Recorded traffic of real providers, through the parser and through a real socket.
+Recorded traffic of real providers, through the parser of each protocol and through a real socket.
 
-The corpus belongs to others and lies beside the project, not in it: found at `../shared/wire`, or where
-TOLLBRIDGE_WIRE_CORPUS says. Where it is absent these tests are skipped; `tests/wire` holds cases of our own for the
-same kinds.
+What a recording means is told by the protocol's own table, see `tests.fakes.recorded`. Where the corpus is absent these
+tests are skipped; `tests/wire` holds cases of our own for the same kinds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from adapters.chat import ChatRequest, Event, Message, Role, Text
 from adapters.client import Upstream
-from adapters.contract import Endpoint, UpstreamCall
-from adapters.errors import Broken, ErrorClass, ProviderError, Rejected
-from adapters.protocols.chat_completions import ChatCompletions
+from adapters.contract import StreamParser, UpstreamCall
+from adapters.errors import Broken, ProviderError, Rejected
+from adapters.protocols import PROTOCOLS
 from tests.fakes.answers import gathered, gathered_response, parsed
 from tests.fakes.raw_provider import Exchange, raw_provider
+from tests.fakes.recorded import CORPUS, Case, body_of, tables
 
-_CORPUS = Path(os.environ.get("TOLLBRIDGE_WIRE_CORPUS") or Path(__file__).parents[3] / "shared" / "wire")
-#: Other formats that lie in the same folders.
-_OTHER = ("native_", "messages_")
-#: No sentinel is sent there; an operator marks such a provider.
-_NO_SENTINEL = {"compat_other/perplexity_stream"}
-#: Two recordings run together under one index 0: two calls with an id each, where the facts join their arguments.
-_TWO_IN_ONE = "compat_cerebras/stream_tool_schema"
-
-PROTOCOL = ChatCompletions()
+TABLES = tables()
+CASES: dict[str, dict[str, Case]] = {protocol: table.cases for protocol, table in TABLES.items()}
 
 
-def _load() -> dict[str, dict[str, Any]]:
-    cases = {}
-    for folder in [*sorted(_CORPUS.glob("compat_*")), _CORPUS / "openai_chat"]:
-        for path in sorted(folder.glob("*.json")):
-            if not path.name.startswith(_OTHER):
-                cases[f"{folder.name}/{path.stem}"] = json.loads(path.read_text())
-    return cases
+def _is_stream(case: Case) -> bool:
+    return case["response"]["status"] == 200 and "text" in case["response"]
 
 
-CASES = _load() if _CORPUS.is_dir() else {}
-STREAMS = {n: c for n, c in CASES.items() if c["response"]["status"] == 200 and "text" in c["response"]}
-PLAIN = {n: c for n, c in CASES.items() if c["response"]["status"] == 200 and "body" in c["response"]}
-ERRORS = {n: c for n, c in CASES.items() if c["response"]["status"] != 200}
-
-pytestmark = pytest.mark.skipif(not CASES, reason=f"no recorded traffic at {_CORPUS.name}: set TOLLBRIDGE_WIRE_CORPUS")
-
-_F, _O, _T = ErrorClass.FATAL, ErrorClass.OURS, ErrorClass.TRANSIENT
-#: By hand, from the providers' documents: class, seconds to wait, rate limit, fault of the credential.
-EXPECTED: dict[str, tuple[ErrorClass, float | None, bool, bool]] = {
-    "compat_azure_openai/err401": (_O, None, False, True),
-    "compat_azure_openai/err404_deployment": (_O, None, False, False),
-    "compat_azure_openai/err408_text": (_T, None, False, False),
-    "compat_azure_openai/err413_text": (_F, None, False, False),
-    "compat_azure_openai/err429_retry_after_1_ms_0": (_T, 1.0, True, False),
-    "compat_azure_openai/err500": (_T, None, False, False),
-    "compat_cerebras/err429_retry_after_ms": (_T, 0.66, True, False),
-    "compat_deepseek/err400_context_length": (_F, None, False, False),
-    "compat_deepseek/err401": (_O, None, False, True),
-    "compat_deepseek/err402_insufficient_balance": (_O, None, False, True),
-    "compat_deepseek/err422_text": (_F, None, False, False),
-    "compat_groq/err400_tool_use_failed": (_T, None, False, False),
-    "compat_groq/err404_model": (_O, None, False, False),
-    "compat_groq/err429_tpm_retry_after": (_T, 3.0, True, False),
-    "compat_nvidia_nim/err400_degraded_function": (_T, None, False, False),
-    "compat_nvidia_nim/err403_authorization": (_O, None, False, True),
-    "compat_nvidia_nim/err404_function_not_found": (_O, None, False, False),
-    "compat_nvidia_nim/err429_no_detail": (_T, None, True, False),
-    "compat_ollama/err400_context_v1": (_F, None, False, False),
-    "compat_ollama/err401_cloud_v1": (_O, None, False, True),
-    "compat_opencode_zen/err401_credits": (_O, None, False, True),
-    "compat_opencode_zen/err429_free_usage": (_T, None, True, False),
-    "compat_openrouter/err400_context_length": (_F, None, False, False),
-    "compat_openrouter/err401": (_O, None, False, True),
-    "compat_openrouter/err403_provider": (_O, None, False, False),
-    "compat_openrouter/err429_upstream": (_T, None, True, False),
-    "compat_openrouter/err429_upstream_shared_pool": (_T, None, True, False),
-    "compat_other/mistral_err401": (_O, None, False, True),
-    "compat_other/mistral_err422_fastapi_detail": (_F, None, False, False),
-    "compat_other/mistral_err500": (_T, None, False, False),
-    "compat_other/together_err500_hf": (_T, 1.0, False, False),
-    "compat_other/xai_err400_auth": (_O, None, False, True),
-    "compat_other/xai_err503_capacity": (_T, None, False, False),
-    "compat_other/zai_err429_1305": (_T, None, False, False),
-    "openai_chat/err400_bad_request": (_F, None, False, False),
-    "openai_chat/err400_context_length": (_F, None, False, False),
-    "openai_chat/err400_max_tokens_unsupported": (_F, None, False, False),
-    "openai_chat/err401_bad_key": (_O, None, False, True),
-    "openai_chat/err404_model": (_O, None, False, False),
-    "openai_chat/err429_insufficient_quota": (_O, None, False, True),
-    "openai_chat/err429_request_too_large_tpm": (_O, None, False, False),
-    "openai_chat/err429_rpm_retry_after": (_T, 20.0, True, False),
-    "openai_chat/err503_envoy_text_plain": (_T, None, False, False),
-}
-#: Errors in answers that HTTP calls good.
-EXPECTED_IN_200: dict[str, ErrorClass] = {
-    "compat_groq/stream_error_tool_use_failed": _T,
-    "compat_openrouter/stream_error_chunk": _F,
-    "compat_openrouter/stream_error_empty_choices": _T,
-    "compat_openrouter/stream_error_finish_reason_error": _T,
-    "compat_openrouter/stream_masked_network_error": _T,
-    "compat_openrouter/error_in_200_unary": _T,
-    "compat_openrouter/masked_network_error_unary": _T,
-    "compat_vllm/stream_error_then_done": _T,
-}
+def _is_plain(case: Case) -> bool:
+    return case["response"]["status"] == 200 and "body" in case["response"]
 
 
-def _endpoint(name: str, base_url: str = "http://127.0.0.1") -> Endpoint:
-    return Endpoint(provider=name, protocol="chat_completions", base_url=base_url, no_sentinel=name in _NO_SENTINEL)
+def _of(kind: Any) -> list[Any]:
+    return [
+        pytest.param(protocol, name, id=f"{protocol}-{name}")
+        for protocol, cases in CASES.items()
+        for name, case in cases.items()
+        if kind(case)
+    ]
 
 
-def _body(case: dict[str, Any]) -> bytes:
-    response = case["response"]
-    return (response["text"] if "text" in response else json.dumps(response["body"])).encode()
+STREAMS, PLAIN = _of(_is_stream), _of(_is_plain)
+ERRORS = _of(lambda case: case["response"]["status"] != 200)
+
+pytestmark = pytest.mark.skipif(
+    not CORPUS.is_dir(), reason=f"no recorded traffic at {CORPUS.name}: set TOLLBRIDGE_WIRE_CORPUS"
+)
 
 
-def _check(name: str, told: dict[str, Any], facts: dict[str, Any]) -> None:
-    """`told` against the facts that an independent parser computed."""
-    stops = facts.get("native_stop", {})
-    stops = stops if isinstance(stops, dict) else {str(i): stop for i, stop in enumerate(stops)}
-    texts = facts.get("text", {})
-    texts = texts if isinstance(texts, dict) else {str(i): text for i, text in enumerate(texts)}
-    calls = facts.get("tool_calls", [])
-    for index, known in told["choices"].items():
-        assert known["text"] == (texts.get(index) or "")
-        assert known["end"][1] == stops[index]
-        if name != _TWO_IN_ONE:
-            assert known["tool_calls"] == [
-                {key: call[key] for key in ("id", "name", "arguments")}
-                for call in calls
-                if str(call.get("choice", 0)) == index
-            ]
-    assert told["choices"].keys() == stops.keys()
-    assert "".join(known["refusal"] for known in told["choices"].values()) == facts.get(
-        "refusal", "".join(known["refusal"] for known in told["choices"].values())
-    )
-    if "reasoning_chars" in facts:
-        assert sum(len(known["reasoning"]) for known in told["choices"].values()) == facts["reasoning_chars"]
-    _check_usage(told, facts.get("usage") or {})
+def _parser(protocol: str, name: str) -> StreamParser:
+    return PROTOCOLS[protocol].new_parser(TABLES[protocol].endpoint(name), {})
 
 
-def _check_usage(told: dict[str, Any], usage: dict[str, Any]) -> None:
-    assert told["usage"].get("input_total") == usage.get("prompt_tokens")
-    assert told["usage"].get("output_total") == usage.get("completion_tokens")
-    details = usage.get("prompt_tokens_details") or {}
-    assert (told["usage"].get("cache_read") or 0) == (details.get("cached_tokens") or 0)
-    assert (told["usage"].get("cache_write_5m") or 0) == (details.get("cache_write_tokens") or 0)
-    thought = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
-    assert (told["usage"].get("reasoning") or 0) == thought
-    if isinstance(usage.get("cost"), int | float):
-        assert Decimal(told["cost"]) == Decimal(repr(usage["cost"]))
-
-
-def _check_stream(name: str, events: list[Event], error: ProviderError | None) -> None:
-    facts = STREAMS[name]["facts"]
-    if facts.get("complete", "stream_error" not in facts):
-        assert error is None
-        _check(name, gathered(events), facts)
-    elif name in _NO_SENTINEL:
+def _check_stream(protocol: str, name: str, events: list[Event], error: ProviderError | None) -> None:
+    table, facts = TABLES[protocol], CASES[protocol][name]["facts"]
+    if name in table.errors_in_200:
+        assert not gathered(events)["finished"]
+        assert isinstance(error, Rejected)
+        assert error.error_class is table.errors_in_200[name]
+    elif name not in table.broken and table.complete(name, facts):
         assert error is None
         assert gathered(events)["finished"]
-        _check(name, gathered(events), facts)
+        table.check(name, gathered(events), facts)
     else:
         assert not gathered(events)["finished"]
-        if name in EXPECTED_IN_200:
-            assert isinstance(error, Rejected)
-            assert error.error_class is EXPECTED_IN_200[name]
-        else:
-            assert isinstance(error, Broken)
-            assert error.code == "no_terminal"
+        assert isinstance(error, Broken)
+        assert error.code == table.broken.get(name, "no_terminal")
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_recorded_stream_gives_what_an_independent_parser_found_and_ends_only_on_proof(name):
-    parser = PROTOCOL.new_parser(_endpoint(name), {})
-    _check_stream(name, *parsed(parser, [_body(STREAMS[name])]))
+@pytest.mark.parametrize(("protocol", "name"), STREAMS)
+def test_a_recorded_stream_gives_what_an_independent_parser_found_and_ends_only_on_proof(protocol, name):
+    _check_stream(protocol, name, *parsed(_parser(protocol, name), [body_of(CASES[protocol][name])]))
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_recorded_stream_split_at_every_byte_gives_the_same(name):
-    body = _body(STREAMS[name])
-    whole, whole_error = parsed(PROTOCOL.new_parser(_endpoint(name), {}), [body])
-    bytewise, error = parsed(PROTOCOL.new_parser(_endpoint(name), {}), [body[i : i + 1] for i in range(len(body))])
+@pytest.mark.parametrize(("protocol", "name"), STREAMS)
+def test_a_recorded_stream_split_at_every_byte_gives_the_same(protocol, name):
+    body = body_of(CASES[protocol][name])
+    whole, whole_error = parsed(_parser(protocol, name), [body])
+    bytewise, error = parsed(_parser(protocol, name), [body[i : i + 1] for i in range(len(body))])
     assert bytewise == whole
     assert type(error) is type(whole_error)
     assert str(error) == str(whole_error)
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize(("protocol", "name"), STREAMS)
+@given(data=st.data())
+@settings(deadline=None, max_examples=10)
+def test_a_recorded_stream_split_at_random_gives_the_same(protocol, name, data):
+    body = body_of(CASES[protocol][name])
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(body) - 1)), max_size=20)))
+    pieces = [body[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(body)], strict=True)]
+    whole, whole_error = parsed(_parser(protocol, name), [body])
+    split, error = parsed(_parser(protocol, name), pieces)
+    assert split == whole
+    assert str(error) == str(whole_error)
+
+
+@pytest.mark.parametrize(("protocol", "name"), STREAMS)
 @pytest.mark.parametrize("end", [b"\r\n", b"\r"], ids=["CRLF", "CR"])
-def test_line_ends_comments_and_a_byte_order_mark_change_nothing(name, end):
-    body = _body(STREAMS[name])
-    whole, _ = parsed(PROTOCOL.new_parser(_endpoint(name), {}), [body])
+def test_line_ends_comments_and_a_byte_order_mark_change_nothing(protocol, name, end):
+    body = body_of(CASES[protocol][name])
+    whole, _ = parsed(_parser(protocol, name), [body])
+    if not body.lstrip().startswith((b"data", b"event", b":", b"id")):
+        pytest.skip("no event stream")
     dressed = b"\xef\xbb\xbf" + body.replace(b"\r\n", b"\n").replace(b"\n", b"\n: hello\n").replace(b"\n", end)
-    undressed, _ = parsed(PROTOCOL.new_parser(_endpoint(name), {}), [dressed[:7], dressed[7:]])
+    undressed, _ = parsed(_parser(protocol, name), [dressed[:7], dressed[7:]])
     # A comment line after a blank one changes nothing; inside an event neither.
     assert gathered(undressed) == gathered(whole)
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_recorded_stream_cut_anywhere_before_its_terminal_never_counts_as_complete(name):
-    body = _body(STREAMS[name]).replace(b"\r\n", b"\n")
-    terminal = body.find(b"data: [DONE]")
-    bounds = [i for i in range(len(body)) if body.startswith(b"\n\n", i) and (terminal < 0 or i < terminal)]
-    for bound in bounds[:-1] if name in _NO_SENTINEL else bounds:
-        events, error = parsed(
-            PROTOCOL.new_parser(Endpoint(provider="x", protocol="y", base_url=""), {}), [body[:bound]]
-        )
+@pytest.mark.parametrize(("protocol", "name"), STREAMS)
+def test_a_recorded_stream_cut_anywhere_before_its_terminal_never_counts_as_complete(protocol, name):
+    body = body_of(CASES[protocol][name]).replace(b"\r\n", b"\n")
+    for bound in TABLES[protocol].cuts(name, body):
+        events, error = parsed(_parser(protocol, name), [body[:bound]])
         assert error is not None
         assert not gathered(events)["finished"]
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_recorded_answer_gives_what_an_independent_parser_found(name):
-    case = PLAIN[name]
-    if name in EXPECTED_IN_200:
+@pytest.mark.parametrize(("protocol", "name"), PLAIN)
+def test_a_recorded_answer_gives_what_an_independent_parser_found(protocol, name):
+    table, case = TABLES[protocol], CASES[protocol][name]
+    headers, body = case["response"]["headers"], b"\n\n\n" + body_of(case)
+    if name in table.errors_in_200:
         with pytest.raises(Rejected) as caught:
-            PROTOCOL.parse_response(200, case["response"]["headers"], _body(case))
-        assert caught.value.error_class is EXPECTED_IN_200[name]
-        return
-    body = b"\n\n\n" + _body(case)
-    response = PROTOCOL.parse_response(200, case["response"]["headers"], body)
-    _check(name, gathered_response(response), case["facts"])
-    assert json.loads(PROTOCOL.render_response(response)) == case["response"]["body"]
+            PROTOCOLS[protocol].parse_response(200, headers, body)
+        assert caught.value.error_class is table.errors_in_200[name]
+    elif name in table.broken_plain:
+        with pytest.raises(Broken) as broken:
+            PROTOCOLS[protocol].parse_response(200, headers, body)
+        assert broken.value.code == table.broken_plain[name]
+    else:
+        response = PROTOCOLS[protocol].parse_response(200, headers, body)
+        table.check(name, gathered_response(response), case["facts"])
+        assert json.loads(PROTOCOLS[protocol].render_response(response)) == case["response"]["body"]
 
 
-@pytest.mark.parametrize("name", ERRORS)
-def test_a_recorded_error_has_the_meaning_its_provider_documents(name):
-    response = ERRORS[name]["response"]
-    error = PROTOCOL.parse_error(response["status"], response["headers"], _body(ERRORS[name]))
+@pytest.mark.parametrize(("protocol", "name"), ERRORS)
+def test_a_recorded_error_has_the_meaning_its_provider_documents(protocol, name):
+    response = CASES[protocol][name]["response"]
+    error = PROTOCOLS[protocol].parse_error(response["status"], response["headers"], body_of(CASES[protocol][name]))
     assert isinstance(error, Rejected)
-    assert (error.error_class, error.retry_after_s, error.rate_limited, error.credential_fault) == EXPECTED[name]
+    told = (error.error_class, error.retry_after_s, error.rate_limited, error.credential_fault)
+    assert told == TABLES[protocol].errors[name]
     assert error.status == response["status"]
 
 
-async def test_every_recorded_case_gives_the_same_over_a_real_socket():
+@pytest.mark.parametrize("protocol", CASES)
+async def test_every_recorded_case_gives_the_same_over_a_real_socket(protocol):
+    table, cases = TABLES[protocol], CASES[protocol]
+
     async def replay(exchange: Exchange) -> None:
-        name = exchange.head.split(b"/replay/")[1].split(b"/chat/completions")[0].decode()
-        response = CASES[name]["response"]
+        name = b"/".join(exchange.head.split(b"/replay/")[1].split(b"/")[:2]).decode()
+        response = cases[name]["response"]
         headers = {k: v for k, v in response["headers"].items() if k != "date"}
-        if name in STREAMS:
+        if _is_stream(cases[name]):
             await exchange.begin(headers)
-            body = _body(CASES[name])
+            body = body_of(cases[name])
             for start in range(0, len(body), 700):
                 await exchange.chunk(body[start : start + 700])
             await exchange.end()
         else:
-            await exchange.answer(_body(CASES[name]), status=response["status"], headers=headers)
+            await exchange.answer(body_of(cases[name]), status=response["status"], headers=headers)
 
     async def one(name: str) -> None:
         call = UpstreamCall(
-            endpoint=_endpoint(name, f"http://127.0.0.1:{provider.port}/replay/{name}"),
+            endpoint=table.endpoint(name, f"http://127.0.0.1:{provider.port}/replay/{name}"),
             model="m",
-            request=ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),)),
+            request=ChatRequest(
+                messages=(Message(role=Role.USER, content=(Text(text="hi"),)),), max_output_tokens=1000
+            ),
             deadline=asyncio.get_running_loop().time() + 30,
         )
-        if name in STREAMS:
+        if _is_stream(cases[name]):
             events: list[Event] = []
             error: ProviderError | None = None
             try:
@@ -270,22 +186,32 @@ async def test_every_recorded_case_gives_the_same_over_a_real_socket():
                         events += batch
             except ProviderError as failed:
                 error = failed
-            _check_stream(name, events, error)
-        elif name in PLAIN and name not in EXPECTED_IN_200:
-            _check(name, gathered_response(await upstream.complete(call)), CASES[name]["facts"])
-        else:
+            _check_stream(protocol, name, events, error)
+        elif not _is_plain(cases[name]) or name in table.errors_in_200:
             with pytest.raises(Rejected) as caught:
                 await upstream.complete(call)
-            expected = EXPECTED[name][0] if name in EXPECTED else EXPECTED_IN_200[name]
+            expected = table.errors[name][0] if name in table.errors else table.errors_in_200[name]
             assert caught.value.error_class is expected
+        elif name in table.broken_plain:
+            with pytest.raises(Broken):
+                await upstream.complete(call)
+        else:
+            table.check(name, gathered_response(await upstream.complete(call)), cases[name]["facts"])
 
     async with raw_provider(replay) as provider, Upstream() as upstream:
-        for name in CASES:
+        for name in cases:
             await one(name)
-    assert len(provider.requests) == len(CASES)
+    assert len(provider.requests) == len(cases)
 
 
-def test_the_whole_corpus_was_run():
-    assert (len(STREAMS), len(PLAIN), len(ERRORS)) >= (40, 30, 40)
-    assert EXPECTED.keys() == ERRORS.keys()
-    assert EXPECTED_IN_200.keys() <= CASES.keys()
+@pytest.mark.parametrize("protocol", CASES)
+def test_the_whole_share_of_the_corpus_was_run(protocol):
+    table, cases = TABLES[protocol], CASES[protocol]
+    streams = sum(map(_is_stream, cases.values()))
+    plain = sum(map(_is_plain, cases.values()))
+    counts = (streams, plain, len(cases) - streams - plain)
+    assert all(count >= least for count, least in zip(counts, table.at_least, strict=True)), counts
+    errors = {name for name, case in cases.items() if case["response"]["status"] != 200}
+    assert table.errors.keys() == errors
+    named = {*table.errors_in_200, *table.broken, *table.broken_plain, *table.endpoints}
+    assert named <= cases.keys()

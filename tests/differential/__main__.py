@@ -14,16 +14,38 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import queue
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from gateway.embedded import EmbeddedPostgres
-from tests.differential.tally import SHOWN, Tally, run
+from tests.differential.tally import SHOWN, Tally, Told, run
 from tests.postgres import TEST_SETTINGS, execute, sweep, url_of
+from tests.progress import Progress
+
+
+def again(steps: int, seed: int) -> str:
+    return f"python -m tests.differential --schedules 1 --steps {steps} --seed {seed}"
+
+
+def tell(progress: Progress, told: Told, done: Callable[[], bool]) -> None:
+    """Until all is done: how many schedules were, and what was wrong with them."""
+    schedules = failed = 0
+    while not done():
+        try:
+            seed, wrong = told.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        schedules += 1
+        failed += wrong is not None
+        if wrong is not None:
+            progress.tell(schedules, f"seed {seed}: {wrong}", wrong=True)
+        progress.tell(schedules, f"{failed} failed")
 
 
 def main() -> int:
@@ -38,16 +60,20 @@ def main() -> int:
     sweep()
     tally = Tally()
     with (
+        multiprocessing.get_context("spawn").Manager() as shared,
         tempfile.TemporaryDirectory(prefix="tollbridge-tests-") as directory,
         EmbeddedPostgres.start(Path(directory), settings=TEST_SETTINGS) as server,
     ):
+        told: Told = shared.Queue()
         jobs = []
         for job in range(min(given.jobs, given.schedules)):
             execute(server.url, f"create database differential_{job}")
             seeds = range(given.seed + job, given.seed + given.schedules, given.jobs)
-            jobs.append((url_of(server.url, f"differential_{job}"), seeds, given.steps))
+            jobs.append((url_of(server.url, f"differential_{job}"), seeds, given.steps, told))
         with multiprocessing.get_context("spawn").Pool(len(jobs)) as pool:
-            for part in pool.imap_unordered(run, jobs):
+            running = pool.map_async(run, jobs, chunksize=1)
+            tell(Progress(given.schedules), told, running.ready)
+            for part in running.get():
                 tally.add(part)
     width = max(len(what) for what in tally.seen) if tally.seen else 0
     for what, count in sorted(tally.seen.items()):
@@ -58,9 +84,7 @@ def main() -> int:
     )
     for seed, what in sorted(tally.failures)[:SHOWN]:
         sys.stdout.write(f"\nseed {seed}: {what}\n")
-        sys.stdout.write(
-            f"    replay: python -m tests.differential --schedules 1 --steps {given.steps} --seed {seed}\n"
-        )
+        sys.stdout.write(f"    replay: {again(given.steps, seed)}\n")
     # A few schedules cannot show everything.
     never = tally.never() if given.schedules >= 1000 else []
     for what in never:
@@ -70,6 +94,11 @@ def main() -> int:
             "schedules": tally.schedules,
             "steps": tally.schedules * given.steps,
             "failures": len(tally.failures) + len(never),
+            "broken": [
+                {"what": f"seed {seed}: {what}", "again": again(given.steps, seed)}
+                for seed, what in sorted(tally.failures)
+            ],
+            "never": never,
         }
         given.json.write_bytes(msgspec.json.encode(sums))
     return 1 if tally.failures or never else 0

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections import Counter
 from typing import Final
 
 import msgspec
+import structlog
 
 from tests.differential.schedule import SOMETIMES, Failure, opened, play, shortest, steps
 
@@ -29,19 +31,28 @@ class Tally(msgspec.Struct):
         return [what for what in SOMETIMES if not self.seen[what]]
 
 
-async def _run(url: str, seeds: range, many: int) -> Tally:
+#: For each schedule its seed, and what is wrong with it, if anything is.
+Told = queue.Queue[tuple[int, str | None]]
+
+
+async def _run(url: str, seeds: range, many: int, told: Told) -> Tally:
     tally = Tally()
     async with opened(url) as both:
         for seed in seeds:
             schedule = steps(seed, many)
             tally.schedules += 1
+            wrong: str | None = None
             try:
                 tally.seen.update(await play(both, schedule))
             except Failure as failure:
                 less = await shortest(both, schedule) if len(tally.failures) < SHOWN else None
-                tally.failures.append((seed, str(failure if less is None else less)))
+                wrong = str(failure if less is None else less)
+                tally.failures.append((seed, wrong))
+            told.put((seed, wrong))
     return tally
 
 
-def run(given: tuple[str, range, int]) -> Tally:
+def run(given: tuple[str, range, int, Told]) -> Tally:
+    # What the migrations have to say would stand between the lines of progress.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     return asyncio.run(_run(*given))

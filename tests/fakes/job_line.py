@@ -66,6 +66,8 @@ class FakeLine:
         self.inside = asyncio.Event()
         self.cancelled: list[str] = []
         self.refused = 0
+        #: Models that are refused for an hour, and the groups that refuse them.
+        self.cooling: dict[str, tuple[str, ...]] = {}
         #: Called with the debit between the stored answer and the settlement, and after the latter.
         self.pause_before_settlement: asyncio.Event | None = None
 
@@ -83,7 +85,16 @@ class FakeLine:
             await self.gate.wait()
         if call.model == "busy" and not self.free.is_set():
             self.refused += 1
-            raise AdmissionRefused("the queue is full", code=Code.QUEUE_FULL)
+            raise AdmissionRefused("the queue is full", code=Code.QUEUE_FULL, groups=("full",))
+        if (cooling := self.cooling.get(call.model)) is not None:
+            self.refused += 1
+            raise AdmissionRefused(
+                "is cooling down",
+                code=Code.COOLDOWN,
+                retry_after_s=3600.0,
+                groups=cooling,
+                cause="rate_limited",
+            )
         observer.started(ROUTE, attempt)
         await observer.dispatching(attempt)
         self.sent[debit] += 1

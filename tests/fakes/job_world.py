@@ -127,7 +127,7 @@ class World:
         )
         self.intake = Intake(self.store, judge, settings, submitted=self.local.wake)
 
-    def _resolve(self, model: str) -> None:
+    def _resolve(self, model: str, _role: str | None) -> None:
         if model == "missing":
             raise ModelNotFound("no configured model has this name", param="body.model")
 

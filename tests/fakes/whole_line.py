@@ -24,6 +24,7 @@ from gateway.call import Call, Caller, Options, Scope
 from gateway.outcome import RouteReport
 from gateway.pipeline import Pipeline
 from gateway.router import Router
+from gateway.standing import Standing
 from metering.library_prices import Library
 from metering.prices import PriceBook
 
@@ -59,8 +60,10 @@ class Heard:
 
 
 class WholeLine:
+    settings: config.Settings
     pipeline: Pipeline
     controller: Controller
+    standing: Standing
 
     def __init__(self, url: str) -> None:
         self.revoked = False
@@ -109,20 +112,23 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
     file.write_text(toml)
     settings = config.load(file, {})
     store = Store(url, settings.admission)
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library, free=settings.free)
     billing = Billing(prices)
     try:
         await store.configure()
         async with Controller(store, settings.admission).opened() as controller, Upstream() as adapter:
             line = WholeLine(url)
+            line.settings = settings
             line.controller = controller
+            line.standing = Standing(store, settings.admission)
             line.pipeline = Pipeline(
-                router=Router(settings.providers, settings.models, billing, settings.routing),
+                router=Router(settings.providers, settings.models, billing, settings.routing, settings.roles),
                 controller=controller,
                 adapter=adapter,
                 billing=billing,
                 usable=lambda _: not line.revoked,
                 settings=settings.routing,
+                standing=line.standing,
             )
             try:
                 yield line

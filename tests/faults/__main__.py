@@ -3,7 +3,8 @@ All fault scenarios, several rounds each: `python -m tests.faults [--seed N] [--
 
 Prints a table and exits with 1 where something did not hold, or where a fault that a scenario is about never happened.
 A round's seed is the first seed plus its number; it fixes what is done, not how real processes interleave, so a
-failure may need a few rounds of its seed to come again. The clock scenarios need libfaketime.
+failure may need a few rounds of its seed to come again. The clock scenarios need libfaketime, the one with a pooler
+PgBouncer.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from rich.table import Table
 
 from gateway.database import DatabaseError
 from tests.faults.audit import Kind
+from tests.faults.pooler import PoolerMissing, pgbouncer
 from tests.faults.scenarios import SCENARIOS, Scenario, run
 from tests.faults.server import FaketimeMissing, faketime_library
 from tests.faults.world import Report, Violated
+from tests.progress import Progress
 
 #: What a round may fail with besides a violation: something did not happen, or not in time.
 _FAILURES = (
@@ -53,7 +56,8 @@ class Row:
 
     chosen: Scenario
     reports: list[Report] = dataclasses.field(default_factory=list)
-    failures: list[str] = dataclasses.field(default_factory=list)
+    #: Seed, and what is wrong.
+    failures: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
     def count(self, kind: Kind) -> int:
         return sum(violation.kind is kind for report in self.reports for violation in report.violations)
@@ -73,12 +77,12 @@ def played(chosen: Scenario, seed: int, row: Row) -> None:
     try:
         asyncio.run(run(chosen, seed, report=report))
     except Violated as violated:
-        row.failures.append(str(violated))
+        row.failures.append((seed, str(violated)))
         console.print(f"{violated}", style="red", markup=False, soft_wrap=True)
     except _FAILURES as failed:
         notes = "\n".join(getattr(failed, "__notes__", []))
         said = f"{type(failed).__name__}: {failed}\n{notes}"
-        row.failures.append(said)
+        row.failures.append((seed, said))
         console.print(said, style="red", markup=False, soft_wrap=True)
 
 
@@ -132,7 +136,18 @@ def figures(rows: Sequence[Row]) -> dict[str, object]:
         "double_settlements": sum(row.count(Kind.DOUBLE) for row in rows),
         "lost_settlements": sum(row.count(Kind.LOST) for row in rows),
         "failures": sum(len(row.failures) + len(row.missing) for row in rows),
+        "broken": [
+            {"what": f"{row.chosen.name}, seed {seed}: {said}", "again": again(row.chosen.name, seed)}
+            for row in rows
+            for seed, said in row.failures
+        ],
+        "never": [f"{row.chosen.name}: {fault}" for row in rows for fault in row.missing],
     }
+
+
+def again(name: str, seed: int) -> str:
+    """Some rounds: the seed does not fix how processes interleave."""
+    return f"python -m tests.faults --only {name} --seed {seed} --rounds 5"
 
 
 def commit() -> str:
@@ -157,23 +172,34 @@ def main() -> int:
         except FaketimeMissing as missing:
             console.print(f"[red]{missing}[/red]")
             return 2
+    if any(one.pooled for one in chosen):
+        try:
+            pgbouncer()
+        except PoolerMissing as missing:
+            console.print(f"[red]{missing}[/red]")
+            return 2
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     console.print(f"seed {seed}, commit {commit()}, {os.cpu_count()} cores, {given.rounds} rounds each")
     rows = [Row(one) for one in chosen]
     began = time.monotonic()
+    progress = Progress(given.rounds * len(rows))
+    done = 0
     for row in rows:
         for number in range(given.rounds):
-            console.print(
-                f"{time.monotonic() - began:6.0f} s  {row.chosen.name}, round {number + 1}, seed {seed + number}"
-            )
+            name = f"{row.chosen.name}, round {number + 1}, seed {seed + number}"
+            progress.tell(done, f"{name} ...", always=True)
+            wrong = len(row.failures)
             played(row.chosen, seed + number, row)
+            done += 1
+            said = f"{name}: {row.reports[-1].took_s:.0f} s, {time.monotonic() - began:.0f} s in all"
+            progress.tell(done, said, wrong=len(row.failures) > wrong, always=True)
     console.print(table(rows))
     faults = sum((row.faults for row in rows), Counter())
     console.print("faults: " + ", ".join(f"{name} {count}" for name, count in sorted(faults.items())))
     answers = sum((report.answers for row in rows for report in row.reports), Counter())
     console.print("answers: " + ", ".join(f"{name} {count}" for name, count in answers.most_common()))
     for row in rows:
-        for failure in row.failures:
+        for _, failure in row.failures:
             console.print(f"{row.chosen.name}: {failure}", style="red", markup=False, soft_wrap=True)
         if row.missing:
             console.print(f"[red]{row.chosen.name}: these faults never happened: {', '.join(row.missing)}[/red]")

@@ -23,6 +23,7 @@ import asyncpg
 
 from tests.fakes.postgres_proxy import Action, Rule
 from tests.faults.audit import Heard, Kind, Violation
+from tests.faults.pooler import SESSIONS
 from tests.faults.server import Clock, Server, promoted
 from tests.faults.world import (
     CALL_S,
@@ -58,6 +59,7 @@ CLOCK_TWICE: Final = "database clock stepped twice in a row"
 HOLDER_STOPPED: Final = "holder of the group lock stopped"
 BACKEND_STOPPED: Final = "backend with the group lock stopped"
 STORE_CUT_OFF: Final = "store cut off while answers were on their way"
+POOLER_KILLED: Final = "PgBouncer killed (kill -9)"
 ROLLED_BACK: Final = "database replaced by a lagging copy on a new timeline"
 
 
@@ -74,6 +76,8 @@ class Scenario:
     clock: str | None = None
     #: It replaces its server, so it needs one of its own.
     own_server: bool = False
+    #: The gateways reach the server through PgBouncer, but for LISTEN. Needs it.
+    pooled: bool = False
 
 
 #: In the long runs; `make test` does it once.
@@ -91,7 +95,12 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(
-    *faults: str, gateways: int = 2, sample: bool = False, clock: str | None = None, own_server: bool = False
+    *faults: str,
+    gateways: int = 2,
+    sample: bool = False,
+    clock: str | None = None,
+    own_server: bool = False,
+    pooled: bool = False,
 ) -> Callable[[Callable[[World], Awaitable[None]]], Callable[[World], Awaitable[None]]]:
     def register(play: Callable[[World], Awaitable[None]]) -> Callable[[World], Awaitable[None]]:
         name = play.__name__
@@ -103,6 +112,7 @@ def scenario(
             sample=sample,
             clock=clock,
             own_server=own_server or clock == "database",
+            pooled=pooled,
         )
         return play
 
@@ -115,7 +125,7 @@ async def run(
     """
     One round, judged. `times`: how often the scenario does its worst, where it does it more than once.
 
-    `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`.
+    `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`, `PoolerMissing`.
     """
     report = report or Report(scenario=chosen.name, seed=seed)
     began = time.monotonic()
@@ -130,6 +140,7 @@ async def run(
                     gateways=chosen.gateways,
                     server=None if chosen.own_server else server,
                     clock=clock,
+                    pooled=chosen.pooled,
                     times=times,
                     server_environ=clock.environ if clock is not None and chosen.clock == "database" else None,
                     gateway_environ=[clock.environ] if clock is not None and chosen.clock == "gateway" else (),
@@ -509,6 +520,73 @@ async def the_database_is_replaced_by_a_lagging_copy(world: World) -> None:
         await world.ends_well()
     finally:
         await asyncio.to_thread(promoted_copy.stop)
+
+
+@scenario(GATEWAY_KILLED, POOLER_KILLED, pooled=True)
+async def sessions_are_shared(world: World) -> None:
+    """
+    PgBouncer hands out sessions by transaction: no connection of a gateway is a session, but for LISTEN.
+
+    One hot group, calls and jobs, fewer sessions than connections. A gateway is killed, and the pooler under all of
+    them. Whatever a statement is told for its transaction, the next one in that session, of whomever, is not.
+    """
+    assert world.pooler is not None
+    async with world.load(clients=14):
+        for _ in range(world.times):
+            await asyncio.sleep(world.chance.uniform(0.7, 1.3))
+            gateway = world.chance.choice(world.gateways)
+            await gateway.kill()
+            world.report.kills += 1
+            world.struck(GATEWAY_KILLED)
+            await asyncio.sleep(world.chance.uniform(0, LEASE_S))
+            await gateway.start()
+            await asyncio.sleep(world.chance.uniform(0.3, 0.8))
+            await _sessions_are_clean(world)
+            await world.pooler.kill()
+            world.report.kills += 1
+            world.struck(POOLER_KILLED)
+            await asyncio.sleep(world.chance.uniform(0, 1.0))
+            await world.pooler.start()
+        world.faults_end()
+        await asyncio.sleep(0.5)
+    await _sessions_are_clean(world)
+
+
+async def _sessions_are_clean(world: World) -> None:
+    """Each session that the pooler has is as any other program would want it, and only LISTEN has one of its own."""
+    assert world.pooler is not None
+    url = f"postgresql://postgres@127.0.0.1:{world.pooler.port}/{world.database}"
+    connections = [await asyncpg.connect(url, statement_cache_size=0) for _ in range(SESSIONS)]
+    try:
+        # Each in a transaction, so that none of them shares a session with another.
+        transactions = [connection.transaction() for connection in connections]
+        await asyncio.gather(*(transaction.start() for transaction in transactions))
+        found = await asyncio.gather(
+            *(
+                connection.fetch(
+                    # Not `jit`: asyncpg itself turns it off, for a session it takes for its own.
+                    "select current_setting('lock_timeout') as lock_timeout, pg_backend_pid() as pid,"
+                    " current_setting('enable_seqscan') as enable_seqscan,"
+                    " current_setting('plan_cache_mode') as plan_cache_mode"
+                )
+                for connection in connections
+            )
+        )
+        await asyncio.gather(*(transaction.rollback() for transaction in transactions))
+    finally:
+        for connection in connections:
+            connection.terminate()
+    told = [row for [row] in found]
+    assert len({row["pid"] for row in told}) == SESSIONS, told
+    settings = {(row["lock_timeout"], row["enable_seqscan"], row["plan_cache_mode"]) for row in told}
+    assert settings == {("0", "on", "auto")}, f"a session keeps what was told for one transaction: {settings}"
+    own = await world.rows(
+        "select query from pg_stat_activity where datname = $1 and pid <> pg_backend_pid() and not pid = any($2::int[])"
+        " and application_name like 'tollbridge%' and query not ilike 'listen%' and query not like 'set %'",
+        world.database,
+        [row["pid"] for row in told],
+    )
+    assert not own, f"a gateway has a session of its own: {own}"
 
 
 async def _all_slots_taken(world: World) -> list[asyncio.Task[Heard]]:

@@ -31,6 +31,7 @@ from tests.fakes.gateway_process import KEY, GatewayProcess
 from tests.fakes.postgres_proxy import Proxy, postgres_proxy
 from tests.fakes.simulated import SimulatedProvider, simulated_process
 from tests.faults.audit import PRICE_IN, PRICE_OUT, Audit, Heard, Kind, Violation, audit, snapshot
+from tests.faults.pooler import Pooler, pooler
 from tests.faults.server import Clock, Server, fresh_database, postgres_server
 
 #: Everything is short, so that a run sees many leases, deadlines and quarantines pass.
@@ -141,10 +142,13 @@ class World:
         database: str,
         provider: SimulatedProvider,
         clock: Clock | None,
+        pooler: Pooler | None,
         times: int,
     ) -> None:
         seed = self.seed = report.seed
         self.clock = clock
+        #: Between the gateways and the server, where there is one.
+        self.pooler = pooler
         #: How often the scenario is to do its worst.
         self.times = times
         self.directory = directory
@@ -525,11 +529,15 @@ async def world(
     gateways: int = 2,
     server: Server | None = None,
     clock: Clock | None = None,
+    pooled: bool = False,
     times: int = 1,
     server_environ: Mapping[str, str] | None = None,
     gateway_environ: Sequence[Mapping[str, str]] = (),
 ) -> AsyncIterator[World]:
-    """`server`: one that runs, to be used and left running. `gateway_environ`: for the first, the second, ..."""
+    """
+    `server`: one that runs, to be used and left running. `gateway_environ`: for the first, the second, ...
+    `pooled`: the gateways reach the server through a pooler, but for LISTEN.
+    """
     directory = Path(tempfile.mkdtemp(prefix="tollbridge-faults-"))
     seed = report.seed
     async with AsyncExitStack() as stack:
@@ -540,6 +548,10 @@ async def world(
         await provider.set_faults(**QUICK_ANSWERS)
         name = f"faults_{uuid.uuid4().hex[:12]}"
         await fresh_database(server, name)
+        shared: Pooler | None = None
+        if pooled:
+            beneath = await stack.enter_async_context(postgres_proxy(server.url(), seed=f"beneath {seed}"))
+            shared = await stack.enter_async_context(pooler(directory / "pooler", beneath.port))
         made = World(
             report=report,
             directory=directory,
@@ -547,13 +559,18 @@ async def world(
             database=name,
             provider=provider,
             clock=clock,
+            pooler=shared,
             times=times,
         )
         config = directory / "tollbridge.toml"
         config.write_text(configuration(provider.url))
         for number in range(gateways):
-            proxy = await stack.enter_async_context(postgres_proxy(server.url(), seed=f"proxy {seed} {number}"))
+            behind = server.url() if shared is None else shared.url
+            proxy = await stack.enter_async_context(postgres_proxy(behind, seed=f"proxy {seed} {number}"))
             environ = {"TOLLBRIDGE_DATABASE_URL": proxy.url(name)}
+            if shared is not None:
+                direct = await stack.enter_async_context(postgres_proxy(server.url(), seed=f"direct {seed} {number}"))
+                environ["TOLLBRIDGE_LISTEN_DATABASE_URL"] = direct.url(name)
             environ |= dict(gateway_environ[number]) if number < len(gateway_environ) else {}
             process = GatewayProcess(directory / f"gateway-{number}", config, environ, ())
             made.gateways.append(Gateway(f"{number}", process, proxy, stack))

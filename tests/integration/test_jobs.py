@@ -19,7 +19,7 @@ import pytest
 from admission.lease import new_id
 from gateway.database import open_connection
 from gateway.jobs import store as statements
-from gateway.jobs.model import SUCCEEDED, TRANSITIONS, End, GiveBack, Status
+from gateway.jobs.model import SUCCEEDED, TRANSITIONS, End, GiveBack, Status, Wait
 from gateway.jobs.store import Answer, Ending, Filter, Intent
 from gateway.outcome import Outcome
 from tests.fakes.job_line import FakeLine, response
@@ -159,6 +159,46 @@ async def test_a_model_that_is_full_does_not_stand_before_the_others(world: Worl
         assert world.line.refused < 100
 
 
+async def test_a_group_that_was_reset_makes_its_jobs_due_in_every_process_and_no_others(world: World) -> None:
+    world.line.cooling = {"limited": ("g", "h"), "other": ("i",)}
+    limited = [await world.one(model="limited", deadline_s=HOUR * 2) for _ in range(3)]
+    other = await world.one(model="other", deadline_s=HOUR * 2)
+    async with world.runner() as here, world.runner():
+        # All of them were refused, and told to come back in an hour.
+        for job_id in (*limited, other):
+
+            async def told_to_come_back(job_id: uuid.UUID = job_id) -> bool:
+                return bool((await world.row(job_id))["wait_groups"])
+
+            await until(told_to_come_back)
+        world.line.cooling = {"other": ("i",)}
+        assert await here.release("nobody's") == 0
+        assert {await world.status(job_id) for job_id in limited} == {Status.QUEUED}
+        # It is the second of its groups that was reset.
+        assert await here.release("h") == len(limited)
+        for row in await world.ended(*limited):
+            assert (row["status"], row["wait_reason"]) == ("succeeded", None)
+        waits = await world.row(other)
+        assert (waits["status"], waits["wait_groups"]) == ("queued", ["i"])
+
+
+async def test_jobs_are_due_at_once_for_a_process_that_knows_nothing_of_the_reset(world: World) -> None:
+    world.line.cooling = {"limited": ("g",)}
+    job_id = await world.one(model="limited", deadline_s=HOUR * 2)
+    async with world.runner():
+
+        async def told_to_come_back() -> bool:
+            return bool((await world.row(job_id))["wait_groups"])
+
+        await until(told_to_come_back)
+    assert await world.store.claim(new_id(), 1) == []
+    # As many rounds as there are rows, and one more.
+    assert await world.another_store().release("g", 1) == 1
+    assert await world.another_store().release("g", 1) == 0
+    [job] = await world.another_store().claim(new_id(), 1)
+    assert job.job_id == job_id
+
+
 async def test_models_are_taken_in_turn(world: World) -> None:
     for _ in range(50):
         await world.one(model="a")
@@ -248,7 +288,7 @@ async def test_an_earlier_claim_of_the_same_process_can_no_longer_write(world: W
     owner = new_id()
     job_id = await world.one()
     (first,) = await world.store.claim(owner, 1)
-    back = GiveBack(delay_s=0, reason="queue_full", counts=False)
+    back = GiveBack(delay_s=0, reason=Wait.QUEUE_FULL, counts=False)
     ending = Ending(job_id=job_id, claims=first.claims, decision=back, outcome=None, attempts=0)
     assert await world.store.conclude(owner, [ending]) == [Status.QUEUED]
     (second,) = await world.store.claim(owner, 1)
@@ -575,7 +615,7 @@ async def test_times_are_shown_by_the_clock_however_far_the_stores_time_is_off(w
     refused = (await world.submit(line(), {"no": "job"})).errors[0].id
     owner = new_id()
     for job in await world.store.claim(owner, 10):
-        back = GiveBack(delay_s=HOUR / 2, reason="cooldown", counts=False)
+        back = GiveBack(delay_s=HOUR / 2, reason=Wait.COOLDOWN, counts=False)
         await world.store.conclude(
             owner, [Ending(job_id=job.job_id, claims=job.claims, decision=back, outcome=None, attempts=0)]
         )

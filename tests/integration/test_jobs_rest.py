@@ -7,6 +7,7 @@ import json
 import resource
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -270,10 +271,29 @@ async def test_a_job_says_why_it_waits(client: httpx.AsyncClient, world: World) 
     assert job["waiting"] == {
         "reason": "queue_full",
         "position": None,
-        "group": None,
+        "group": "full",
         "until": None,
         "expected_wait_s": None,
     }
+
+
+async def test_a_job_that_comes_back_later_says_what_for_where_and_when(
+    client: httpx.AsyncClient, world: World
+) -> None:
+    world.line.cooling["limited"] = ("g", "h")
+    job_id = await world.one(model="limited")
+    async with world.runner():
+        await until(lambda: world.line.refused == 1)
+
+        async def given_back() -> bool:
+            return bool((await client.get(f"/v1/jobs/{job_id}")).json()["status"] == "queued")
+
+        await until(given_back)
+    waiting = (await client.get(f"/v1/jobs/{job_id}")).json()["waiting"]
+    assert (waiting["reason"], waiting["group"], waiting["position"]) == ("rate_limited", "g", None)
+    assert datetime.fromisoformat(waiting["until"]) > datetime.now(UTC) + timedelta(seconds=3500)
+    [listed] = (await client.get("/v1/jobs")).json()["data"]
+    assert listed["waiting"] == waiting
 
 
 async def test_a_waiting_caller_hears_of_an_end_in_another_process(client: httpx.AsyncClient, world: World) -> None:

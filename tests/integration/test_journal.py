@@ -119,7 +119,8 @@ async def process(url: str, directory: Path, *, patience_s: float = 0.2, **limit
     given = AdmissionSettings(groups={GROUP: GroupSettings(concurrency=50, **limits)}, statement_s=1.0)
     made = Process(directory)
     async with AsyncExitStack() as stack:
-        made.store = ForgetfulStore(url, given)
+        # A statement that a busy machine delays is not lost. The controller's own time is how long an end may take.
+        made.store = ForgetfulStore(url, msgspec.structs.replace(given, statement_s=20.0))
         stack.push_async_callback(made.store.close)
         await made.store.configure()
         made.journal = await stack.enter_async_context(Journal(directory, disk=made.disk).opened())
@@ -171,6 +172,13 @@ async def states(url: str) -> list[str]:
     ]
 
 
+async def committed(url: str, *expected: str) -> None:
+    """Until another connection sees the attempts in these states."""
+    async with asyncio.timeout(20):
+        while await states(url) != list(expected):  # noqa: ASYNC110  the server tells nobody
+            await asyncio.sleep(0.01)
+
+
 async def test_what_the_store_does_not_take_is_kept_and_settled_when_it_is_back(database_url, tmp_path):
     async with process(database_url, tmp_path) as one:
         lease = await one.lease()
@@ -187,7 +195,7 @@ async def test_what_the_store_does_not_take_is_kept_and_settled_when_it_is_back(
 
 
 async def test_a_settlement_that_is_taken_in_time_never_touches_the_disk(database_url, tmp_path):
-    async with process(database_url, tmp_path) as one:
+    async with process(database_url, tmp_path, patience_s=30) as one:
         syncs = one.disk.syncs
         for _ in range(5):
             settled = await one.settling.settle(charge(await one.lease()))
@@ -235,6 +243,8 @@ async def test_a_replay_of_what_had_been_settled_changes_nothing_and_is_not_park
         lease = await dead.lease()
         dead.store.answer_lost = True
         assert await dead.settling.settle(charge(lease)) is Unacknowledged.PENDING
+        # It has been waited for no longer than the patience; its commit may come later, and after a replay.
+        await committed(database_url, "charged")
         await dead.die()
         with structlog.testing.capture_logs() as events:
             await alive.replay.once()
@@ -355,6 +365,7 @@ async def test_once_the_store_is_away_what_ends_is_kept_at_once(database_url, tm
         assert one.journal.outstanding == 2
         one.store.away = False
         await until(lambda: not one.journal.outstanding)
+        one.settling._patience_s = 30.0
         assert isinstance(await one.settling.settle(charge(await one.lease())), Settled)
         assert one.settling._overdue == 0
 
@@ -416,6 +427,7 @@ async def line_with_journal(database_url, tmp_path):
                 billing=plain._billing,
                 usable=plain._usable,
                 settings=plain._settings,
+                standing=plain._standing,
                 settling=settling,
             )
             yield line, provider, disk, settling

@@ -393,7 +393,7 @@ async def test_a_single_providers_rate_limit_is_waited_for_and_no_call_comes_ear
             ledger = await upstream.ledger()
             assert ledger["by_model"]["sim-fast"]["dispatches"] == 10
             assert ledger["statuses"] == {"429": 1, "200": 15}
-            assert {waiting.reason for waiting in heard.waits} <= {"cooldown", "capacity"}
+            assert {waiting.reason for waiting in heard.waits} <= {"rate_limited", "capacity"}
             assert max(waiting.until_s or 0 for waiting in heard.waits) <= 2
 
 

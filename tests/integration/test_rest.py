@@ -72,14 +72,19 @@ class FakeUsage:
         return {"session": None, "day": {"charged_usd": Decimal("1E-7")}, "total": {"charged_usd": Decimal("12.50")}}
 
 
-class Group(msgspec.Struct):
-    name: str
-    spent: Decimal
-
-
 class FakeGroups:
-    async def groups(self) -> Sequence[object]:
-        return [Group(name="https://api.example:443", spent=Decimal("0E-12"))]
+    def __init__(self) -> None:
+        self.keys: list[object] = []
+
+    async def groups(self) -> Sequence[Mapping[str, Any]]:
+        slots = [
+            {"key_id": str(key), "debit_id": f"order-{n}", "ticket_id": f"t{n}", "state": "active"}
+            for n, key in enumerate(self.keys)
+        ]
+        waiting = [{"position": 1, "debit_id": "order-w", "reason": "capacity"}]
+        return [
+            {"group": "https://api.example:443", "spent": Decimal("0E-12"), "slots": slots, "waiting": waiting},
+        ]
 
     async def reset(self, group: str) -> str:
         if group == "lost":
@@ -101,6 +106,7 @@ class World:
     def __init__(self) -> None:
         self.readiness = FakeReadiness()
         self.usage = FakeUsage()
+        self.groups = FakeGroups()
         self.entered = asyncio.Event()
         self.go = asyncio.Event()
         self.cancelled = asyncio.Event()
@@ -153,7 +159,7 @@ class World:
 
         return [
             *operators.routes(
-                readiness=self.readiness, catalogue=FakeCatalogue(), usage=self.usage, groups=FakeGroups()
+                readiness=self.readiness, catalogue=FakeCatalogue(), usage=self.usage, groups=self.groups
             ),
             Endpoint(method="POST", path="/v1/things", access=Scope.JOBS, handler=take),
             Endpoint(method="POST", path="/v1/lines", access=Scope.CHAT, handler=count),
@@ -389,7 +395,25 @@ async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(wor
 
 async def test_groups_are_told_as_the_store_has_them(world: World):
     status, body, _ = await world.ask("GET", "/v1/groups")
-    assert (status, body) == (200, {"groups": [{"name": "https://api.example:443", "spent": "0"}]})
+    [group] = body["groups"]
+    assert (status, group["group"], group["spent"], group["slots"]) == (200, "https://api.example:443", "0", [])
+
+
+@pytest.mark.parametrize(
+    ("key", "slots", "waits"), [("all", ["order-0", "order-1"], "order-w"), ("usage:read", [None, "order-1"], None)]
+)
+async def test_whose_a_slot_is_only_administrators_and_its_own_key_are_told(world: World, key, slots, waits):
+    caller = await world.authenticator.authenticate(world.secrets["usage:read"])
+    world.groups.keys = [new_id(), caller.key_id]
+    _, body, _ = await world.ask("GET", "/v1/groups", headers=world.key(key))
+    [group] = body["groups"]
+    assert [slot["debit_id"] for slot in group["slots"]] == slots
+    for slot in group["slots"]:
+        # That there is a slot, and how it is, is everybody's to know.
+        assert slot["state"] == "active"
+        assert (slot["key_id"] is None) == (slot["ticket_id"] is None) == (slot["debit_id"] is None)
+    [waiting] = group["waiting"]
+    assert (waiting["debit_id"], waiting["position"], waiting["reason"]) == (waits, 1, "capacity")
 
 
 async def test_an_administrator_may_reset_a_group(world: World):

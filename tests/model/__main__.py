@@ -59,7 +59,9 @@ more is forgotten.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -73,13 +75,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tests.model.spin import Found, Search, Unusable, require_tools, search
+from tests.progress import Progress
 
 HERE: Final = Path(__file__).parent
 SLOTS: Final = HERE / "slots.pml"
 BREAKER: Final = HERE / "breaker.pml"
 
 #: As many checkers at once as memory allows.
-AT_ONCE: Final = 2
+AT_ONCE: Final = min(2, os.cpu_count() or 1)
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +193,27 @@ MUTANTS: Final = [
 ]
 
 
+class _Watched:
+    """Searches, some at once, and tells of each that has ended."""
+
+    def __init__(self, total: int) -> None:
+        self._progress = Progress(total)
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, one: Check | Mutant) -> Found:
+        with self._lock:
+            self._progress.tell(self._done, f"{one.name} ...", always=True)
+        found = search(one.search)
+        planted = isinstance(one, Mutant)
+        well = (found.error is not None) if planted else (found.error is None and not found.unreached)
+        said = ("found" if well else "SURVIVED") if planted else f"{found.states:,} states"
+        with self._lock:
+            self._done += 1
+            self._progress.tell(self._done, f"{one.name}: {said}", wrong=not well, always=True)
+        return found
+
+
 def _print_checks(console: Console, checks: Sequence[Check], found: Sequence[Found]) -> int:
     table = Table(
         "model", *(f"{name:>11}" for name in ("states", "transitions", "depth", "seconds", "errors")), box=box.SIMPLE
@@ -225,6 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="smaller models: under 20 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the sums there")
+    parser.add_argument("--jobs", type=int, default=AT_ONCE, help="searches at once (%(default)s)")
     parser.add_argument("--trails", action="store_true", help="show how each planted bug is found")
     chosen = parser.parse_args(arguments)
     console = Console(width=max(150, Console().width))
@@ -232,11 +257,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     try:
         require_tools()
-        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-            running = [pool.submit(search, check.search) for check in checks]
-            planted = [pool.submit(search, mutant.search) for mutant in MUTANTS]
-            found = [one.result() for one in running]
+        watched = _Watched(len(checks) + len(MUTANTS))
+        with ThreadPoolExecutor(max_workers=chosen.jobs) as pool:
+            # The short ones first: they have something to say within seconds.
+            planted = [pool.submit(watched, mutant) for mutant in MUTANTS]
+            running = [pool.submit(watched, check) for check in checks]
             bugs = [one.result() for one in planted]
+            found = [one.result() for one in running]
     except Unusable as error:
         print(f"tests.model: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -264,6 +291,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "planted": len(MUTANTS),
             "killed": killed,
             "failures": wrong + len(MUTANTS) - killed,
+            "broken": [
+                {"what": name, "again": "python -m tests.model --trails"}
+                for name in (
+                    *(c.name for c, one in zip(checks, found, strict=True) if one.error or one.unreached),
+                    *(m.name for m, one in zip(MUTANTS, bugs, strict=True) if one.error is None),
+                )
+            ],
         }
         chosen.json.write_bytes(msgspec.json.encode(sums))
     return int(wrong > 0 or killed < len(MUTANTS))

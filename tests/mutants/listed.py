@@ -32,6 +32,10 @@ SETTLING: Final = "gateway/settling.py"
 JOURNAL: Final = "metering/journal.py"
 
 
+def _pooled(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_pooled_connections.py::test_{name}" for name in names)
+
+
 def _rules(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_admission_rules.py::test_{name}" for name in names)
 
@@ -1145,6 +1149,14 @@ _TIME: Final = [
         '"lock_timeout": milliseconds,',
         '"lock_timeout": "0",',
         _rules("who_waits_for_a_lock_too_long_is_ended_by_the_server_itself"),
+    ),
+    _m(
+        35,
+        "a pooler's session keeps what one statement was told",
+        STORE,
+        "'{value}', true)",
+        "'{value}', false)",
+        _pooled("a_statement_is_told_before_it_runs_and_the_session_is_as_it_was"),
     ),
     _m(
         35,

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from tests.progress import Progress
 from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
 
@@ -44,6 +45,10 @@ def table(tally: Tally, seconds: float) -> str:
     return "\n".join(f"{what:<{width}}  {value:>14}" for what, value in rows)
 
 
+def again(seed: int) -> str:
+    return f"python -m tests.simulation --seed {seed}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=1000, help="how many schedules")
@@ -60,18 +65,23 @@ def main() -> int:
         return 0
     began = time.monotonic()
     last = given.first + given.seeds
-    parts = [range(first, min(first + 100, last)) for first in range(given.first, last, 100)]
+    parts = [range(first, min(first + 50, last)) for first in range(given.first, last, 50)]
     tally = Tally()
+    progress = Progress(given.seeds)
     with multiprocessing.get_context("spawn").Pool(given.jobs) as pool:
         for part in pool.imap_unordered(play, parts):
             tally.add(part)
+            for seed, what in part.failures:
+                progress.tell(tally.schedules, f"seed={seed}: {what}", wrong=True)
+            progress.tell(tally.schedules, f"{len(tally.failures)} failed, {tally.seen['fault killed']:,} kills")
     sys.stdout.write(table(tally, time.monotonic() - began) + "\n")
     for seed, what in sorted(tally.failures)[:20]:
-        sys.stdout.write(f"seed={seed}: {what}\n    replay: python -m tests.simulation --seed {seed}\n")
+        sys.stdout.write(f"seed={seed}: {what}\n    replay: {again(seed)}\n")
     for what in tally.never():
         sys.stdout.write(f"never happened: {what}\n")
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.encode(tally.figures()))
+        broken = [{"what": f"seed {seed}: {what}", "again": again(seed)} for seed, what in sorted(tally.failures)]
+        given.json.write_bytes(msgspec.json.encode({**tally.figures(), "broken": broken, "never": tally.never()}))
     return 1 if tally.failures or tally.never() else 0
 
 

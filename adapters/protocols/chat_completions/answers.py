@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
 
-from adapters.chat import ChatResponse, Choice, Reasoning, StopReason, ToolCall
+from adapters.body import ABSENT, to_data_url
+from adapters.chat import ChatResponse, Choice, Image, Reasoning, StopReason, TokenLogprob, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
 from adapters.protocols.chat_completions import failures
 from adapters.protocols.chat_completions.schema import (
-    ABSENT,
     AnswerOut,
     ChoiceOut,
     Content,
+    LogprobsOut,
     LooseAnswer,
+    ReasoningDetail,
+    TokenOut,
     ToolCallOut,
+    TopTokenOut,
     UsageOut,
 )
 from metering.usage import NOTHING, Usage
@@ -80,9 +86,16 @@ def decode_answer(data: bytes) -> AnswerOut:
         raise Broken("what came is not JSON", code="malformed") from error
     try:
         loose = _loose_answer.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Broken("what came is no chat completion", code="malformed") from error
-    return AnswerOut(id=loose.id, model=loose.model, choices=loose.choices, error=loose.error)
+    return AnswerOut(
+        id=loose.id,
+        model=loose.model,
+        choices=loose.choices,
+        error=loose.error,
+        citations=loose.citations,
+        search_results=loose.search_results,
+    )
 
 
 def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
@@ -96,10 +109,10 @@ def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
         input_total=total_in,
         # More cached than sent, or more thought than said, was seen at Azure and OpenRouter: a part is never more than
         # its whole.
-        cache_read=_part(cached if cached is not None else wire.cached_tokens, total_in),
-        cache_write_5m=_part(prompt.cache_write_tokens if prompt else None, total_in),
+        cache_read=_part_of(cached if cached is not None else wire.cached_tokens, total_in),
+        cache_write_5m=_part_of(prompt.cache_write_tokens if prompt else None, total_in),
         output_total=total_out,
-        reasoning=_part(completion.reasoning_tokens if completion else None, total_out),
+        reasoning=_part_of(completion.reasoning_tokens if completion else None, total_out),
     )
     return usage, read_cost(wire.cost)
 
@@ -125,37 +138,226 @@ def read_cost(raw: msgspec.Raw) -> str | None:
     return format(amount, "f")
 
 
-def texts(content: Content) -> Iterator[tuple[str, bool]]:
-    """Pieces of text in order, each with whether it is reasoning. Mistral sends a list with `thinking` parts."""
-    thought = content.reasoning_content or content.reasoning
-    if thought:
-        yield thought, True
-    elif content.reasoning_details:
-        for detail in content.reasoning_details:
-            if detail.text:
-                yield detail.text, True
+class Thought(msgspec.Struct, frozen=True):
+    """A piece of reasoning. Pieces of one kind and one index follow each other in one block."""
+
+    text: str
+    signature: str | None = None
+    redacted: bool = False
+    id: str | None = None
+    #: The provider's own count of its blocks; None where it does not count.
+    index: int | None = None
+
+
+class Blocks:
+    """Tells pieces of reasoning apart into blocks, counted from 0. One for each choice."""
+
+    __slots__ = ("_index", "_number", "_redacted", "_signature")
+
+    def __init__(self) -> None:
+        self._number = -1
+        self._index: int | None = None
+        self._redacted = False
+        #: Of the current block, which it ends.
+        self._signature: str | None = None
+
+    def block_of(self, piece: Thought) -> int | None:
+        """The number of the block the piece belongs to; None where it only says again what was said."""
+        if (
+            piece.signature is not None
+            and piece.signature == self._signature
+            and not piece.text
+            and piece.index in {None, self._index}
+        ):
+            return None
+        same = (
+            self._number >= 0
+            and not piece.redacted
+            and not self._redacted
+            and (piece.index is None or piece.index == self._index)
+            and self._signature is None
+        )
+        if not same:
+            self._number += 1
+            self._index = piece.index if piece.index is not None else self._number
+            self._redacted = piece.redacted
+            self._signature = None
+        if piece.signature is not None:
+            self._signature = piece.signature
+        return self._number
+
+
+def thoughts(content: Content, omitted: dict[str, None]) -> Iterator[Thought]:
+    """
+    The reasoning of a message or delta beside its content. OpenRouter tells it twice, as text and as details: the
+    details count where they hold the text, since only they tell blocks and signatures.
+    """
+    details = read_details(content.reasoning_details, omitted) if content.reasoning_details else []
+    plain = content.reasoning_content or content.reasoning
+    if plain and not any(detail.text for detail in details):
+        yield Thought(plain)
+    yield from details
+
+
+def read_details(raw: object, omitted: dict[str, None]) -> list[Thought]:
+    """Pieces of reasoning in OpenRouter's form. Of a kind that is not known, `reasoning_details` is omitted."""
+    found = []
+    for item in raw if isinstance(raw, list) else ():
+        try:
+            detail = msgspec.convert(item, ReasoningDetail)
+        except msgspec.ValidationError:
+            omitted["reasoning_details"] = None
+            continue
+        match _read_detail(detail):
+            case None:
+                omitted["reasoning_details"] = None
+            case thought:
+                found.append(thought)
+    return found
+
+
+def _read_detail(detail: ReasoningDetail) -> Thought | None:
+    """None for a type that is not known and holds no text."""
+    text = detail.text or detail.summary or ""
+    if detail.type == "reasoning.encrypted":
+        return Thought("", detail.data or None, redacted=True, id=detail.id, index=detail.index)
+    if detail.type not in {"reasoning.text", "reasoning.summary", None} and not text:
+        return None
+    return Thought(text, detail.signature or None, id=detail.id, index=detail.index)
+
+
+def pieces_of(content: Content, omitted: dict[str, None]) -> Iterator[str | Thought | Image]:
+    """Text, reasoning and pictures in order. Mistral sends a list of parts as content."""
+    if content.reasoning_content or content.reasoning or content.reasoning_details:
+        yield from thoughts(content, omitted)
     if isinstance(content.content, str):
         if content.content:
-            yield content.content, False
+            yield content.content
     elif content.content:
         for part in content.content:
-            yield from _part_texts(part)
+            yield from _part(part, omitted)
+    if content.images:
+        for item in content.images if isinstance(content.images, list) else ():
+            yield from _picture(item, omitted)
+    note_omitted(content, omitted)
 
 
-def _part_texts(part: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    text, thinking = part.get("text"), part.get("thinking")
-    if isinstance(thinking, str) and thinking:
-        yield thinking, True
-    elif isinstance(thinking, list):
-        for inner in thinking:
-            if isinstance(inner, dict) and isinstance(inner.get("text"), str) and inner["text"]:
-                yield inner["text"], True
-    elif isinstance(text, str) and text:
-        yield text, False
+def _part(part: Mapping[str, Any], omitted: dict[str, None]) -> Iterator[str | Thought | Image]:
+    match part:
+        case {"thinking": str() | list() as thinking}:
+            if text := thinking_text(thinking):
+                yield Thought(text)
+        case {"text": str() as text}:
+            if text:
+                yield text
+        case {"type": "image_url"}:
+            yield from _picture(part, omitted)
+        case {"type": "reference"}:  # Mistral's
+            omitted["citations"] = None
+        case _:
+            omitted["content_part"] = None
 
 
-def signature(content: Content) -> str | None:
-    return next((d.signature for d in content.reasoning_details or () if d.signature), None)
+def thinking_text(thinking: object) -> str:
+    """Of Mistral's `thinking` part: a text, or a list of text parts."""
+    if isinstance(thinking, str):
+        return thinking
+    pieces = thinking if isinstance(thinking, list | tuple) else ()
+    texts = (piece.get("text") for piece in pieces if isinstance(piece, dict))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _picture(item: object, omitted: dict[str, None]) -> Iterator[Image]:
+    match item:
+        case {"image_url": {"url": str() as url}} | {"image_url": str() as url}:
+            pass
+        case _:
+            omitted["image"] = None
+            return
+    if not url.startswith("data:"):
+        yield Image(url=url)
+        return
+    head, _, data = url.partition(",")
+    try:
+        content = base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        content = b""
+    if content and head.endswith(";base64"):
+        yield Image(data=content, media_type=head[5:].split(";", 1)[0] or None)
+    else:
+        omitted["image"] = None
+
+
+def note_omitted(content: Content, omitted: dict[str, None]) -> None:
+    """Names what the canonical form does not carry."""
+    if content.annotations:
+        omitted["citations"] = None
+    if content.audio:
+        omitted["audio"] = None
+    if content.executed_tools:
+        omitted["executed_tools"] = None
+
+
+def note_sources(answer: AnswerOut, omitted: dict[str, None]) -> None:
+    if answer.citations:
+        omitted["citations"] = None
+    if answer.search_results:
+        omitted["search_results"] = None
+
+
+def read_logprobs(raw: object, omitted: dict[str, None]) -> tuple[TokenLogprob, ...] | None:
+    """Of the text, where they are in OpenAI's form; what else there is of them is named as omitted."""
+    if not isinstance(raw, dict):
+        omitted["logprobs"] = None
+        return None
+    if raw.get("refusal"):
+        omitted["refusal_logprobs"] = None
+    try:
+        content = msgspec.convert(raw, LogprobsOut).content
+    except msgspec.ValidationError:
+        omitted["logprobs"] = None
+        return None
+    if content is None and raw.get("token_logprobs"):
+        omitted["logprobs"] = None
+    return None if content is None else tuple(_token(token) for token in content)
+
+
+def _token(token: TokenOut | TopTokenOut) -> TokenLogprob:
+    whole = token.bytes is None or token.token.encode(errors="replace") == _as_bytes(token.bytes)
+    top = token.top_logprobs if isinstance(token, TokenOut) else None
+    return TokenLogprob(
+        token=token.token,
+        logprob=token.logprob,
+        bytes=None if whole else token.bytes,
+        top=tuple(map(_token, top or ())),
+    )
+
+
+def _as_bytes(numbers: tuple[int, ...]) -> bytes | None:
+    try:
+        return bytes(numbers)
+    except ValueError:
+        return None
+
+
+def signature_in(extra_content: object) -> str | None:
+    """Of a tool call, where Gemini's own compatible endpoint puts it."""
+    match extra_content:
+        case {"google": {"thought_signature": str(signed)}}:
+            return signed
+        case _:
+            return None
+
+
+def call_parts(call: ToolCallOut, omitted: dict[str, None]) -> tuple[str | None, str, str | None]:
+    """Name, arguments and signature of a call, or of a piece of one. A custom tool's input stands for arguments."""
+    signed = signature_in(call.extra_content)
+    if call.extra_content and signed is None:
+        omitted["extra_content"] = None
+    if call.custom is not None and call.function is None:
+        omitted["custom_tool_call"] = None
+        return call.custom.name, call.custom.input or "", signed
+    return (call.function.name if call.function else None), arguments_of(call), signed
 
 
 def arguments_of(call: ToolCallOut) -> str:
@@ -169,7 +371,7 @@ def _count(value: int | None) -> int | None:
     return value if value is not None and 0 <= value < 2**31 else None
 
 
-def _part(value: int | None, whole: int | None) -> int | None:
+def _part_of(value: int | None, whole: int | None) -> int | None:
     count = _count(value)
     return count if count is None or whole is None else min(count, whole)
 
@@ -182,8 +384,10 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
     if not wire.choices:
         raise Broken("the answer has no choices", code="malformed")
     usage, cost = read_usage(wire.usage)
+    omitted: dict[str, None] = {}
+    note_sources(wire, omitted)
     return ChatResponse(
-        choices=tuple(_choice(choice, wire.id, headers) for choice in wire.choices),
+        choices=tuple(_choice(choice, wire.id, headers, omitted) for choice in wire.choices),
         usage=usage,
         response_id=wire.id or None,
         served_model=wire.model or None,
@@ -191,39 +395,61 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         reported_cost_usd=read_cost(wire.cost) or cost,
         native=msgspec.Raw(body.strip()),
         native_protocol=NAME,
+        omitted=tuple(omitted),
     )
 
 
-def _choice(choice: ChoiceOut, response_id: str | None, headers: Mapping[str, str]) -> Choice:
+def _choice(choice: ChoiceOut, response_id: str | None, headers: Mapping[str, str], omitted: dict[str, None]) -> Choice:
     native = choice.finish_reason
     if native is None:
         raise Broken("a choice of the answer has no finish reason", code="no_terminal")
     content = choice.message or Content()
-    pieces = list(texts(content))
+    pieces = list(pieces_of(content, omitted))
     for reason in (native, choice.native_finish_reason):
         if reason is not None and failures.is_failed_finish(reason):
             rejected = failures.from_finish_reason(reason, headers=headers)
             rejected.after_content = bool(pieces or all_calls(content) or content.refusal)
             raise rejected
-    thought = "".join(text for text, is_reasoning in pieces if is_reasoning)
-    signed = signature(content)
     calls = tuple(
         ToolCall(
             id=call.id or made_id(response_id or "", choice.index, number),
-            name=(call.function.name if call.function else None) or "",
-            arguments=arguments_of(call),
+            name=name or "",
+            arguments=arguments,
+            signature=signed,
         )
         for number, call in enumerate(all_calls(content))
+        for name, arguments, signed in (call_parts(call, omitted),)
     )
     return Choice(
         index=choice.index,
-        text="".join(text for text, is_reasoning in pieces if not is_reasoning),
+        text="".join(piece for piece in pieces if isinstance(piece, str)),
         refusal=content.refusal or "",
-        reasoning=(Reasoning(text=thought, signature=signed),) if thought or signed else (),
+        reasoning=joined(piece for piece in pieces if isinstance(piece, Thought)),
         tool_calls=calls,
+        images=tuple(piece for piece in pieces if isinstance(piece, Image)),
+        logprobs=None if choice.logprobs is None else read_logprobs(choice.logprobs, omitted),
         stop_reason=stop_reason(native, refused=bool(content.refusal), called=bool(calls)),
         native_stop_reason=native,
     )
+
+
+def joined(pieces: Iterable[Thought]) -> tuple[Reasoning, ...]:
+    """Pieces of reasoning to whole blocks."""
+    blocks, found = Blocks(), list[Reasoning]()
+    for piece in pieces:
+        number = blocks.block_of(piece)
+        if number is None:
+            continue
+        if number == len(found):
+            found.append(Reasoning())
+        known = found[number]
+        found[number] = Reasoning(
+            text=known.text + piece.text,
+            signature=piece.signature if piece.signature is not None else known.signature,
+            redacted=known.redacted or piece.redacted,
+            id=piece.id or known.id,
+        )
+    return tuple(found)
 
 
 def all_calls(content: Content) -> tuple[ToolCallOut, ...]:
@@ -259,19 +485,76 @@ def _render_choice(choice: Choice) -> dict[str, Any]:
         "content": choice.text or None,
         "refusal": choice.refusal or None,
     }
-    thought = "".join(piece.text for piece in choice.reasoning)
+    thought = "".join(block.text for block in choice.reasoning)
     if thought:
         message["reasoning_content"] = thought
+    if len(choice.reasoning) > 1 or any(block.signature or block.redacted or block.id for block in choice.reasoning):
+        message["reasoning_details"] = render_details(choice.reasoning)
+    if choice.images:
+        message["images"] = [render_image(image, number) for number, image in enumerate(choice.images)]
     if choice.tool_calls:
         message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in choice.tool_calls
+            render_call(call.id, call.name, call.arguments, call.signature) for call in choice.tool_calls
         ]
+    told = None
+    if choice.logprobs is not None:
+        told = {"content": [render_logprob(token) for token in choice.logprobs], "refusal": None}
     return {
         "index": choice.index,
         "message": message,
-        "logprobs": None,
+        "logprobs": told,
         "finish_reason": finish_reason(choice.stop_reason),
+    }
+
+
+def render_details(blocks: Iterable[Reasoning]) -> list[dict[str, Any]]:
+    return [
+        render_detail(block.text, block.signature, redacted=block.redacted, block_id=block.id, block=number)
+        for number, block in enumerate(blocks)
+    ]
+
+
+def render_detail(
+    text: str, signature: str | None, *, redacted: bool, block_id: str | None, block: int
+) -> dict[str, Any]:
+    """One of OpenRouter's `reasoning_details`: https://openrouter.ai/docs/use-cases/reasoning-tokens."""
+    detail: dict[str, Any]
+    if redacted:
+        detail = {"type": "reasoning.encrypted", "data": signature or ""}
+    else:
+        detail = {"type": "reasoning.text"}
+        if text:
+            detail["text"] = text
+        if signature is not None:
+            detail["signature"] = signature
+    if block_id is not None:
+        detail["id"] = block_id
+    return {**detail, "index": block}
+
+
+def render_image(image: Image, number: int) -> dict[str, Any]:
+    """As OpenRouter does: https://openrouter.ai/docs/features/multimodal/image-generation."""
+    url = image.url if image.url is not None else to_data_url(image.media_type or "image/png", image.data or b"")
+    return {"type": "image_url", "image_url": {"url": url}, "index": number}
+
+
+def render_call(call_id: str, name: str, arguments: str, signature: str | None) -> dict[str, Any]:
+    call: dict[str, Any] = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    if signature is not None:
+        # Gemini's own compatible endpoint: https://ai.google.dev/gemini-api/docs/thought-signatures
+        call["extra_content"] = {"google": {"thought_signature": signature}}
+    return call
+
+
+def render_logprob(token: TokenLogprob) -> dict[str, Any]:
+    raw = token.bytes if token.bytes is not None else tuple(token.token.encode(errors="replace"))
+    return {
+        "token": token.token,
+        "logprob": token.logprob,
+        "bytes": raw,
+        "top_logprobs": [
+            {key: value for key, value in render_logprob(top).items() if key != "top_logprobs"} for top in token.top
+        ],
     }
 
 

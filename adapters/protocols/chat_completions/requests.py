@@ -8,14 +8,12 @@ that a field we never heard of arrives. The canonical form is filled beside it, 
 from __future__ import annotations
 
 import base64
-import binascii
-import json
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 import msgspec
 
+from adapters.body import data_url, from_base64, given, read_fields, to_data_url, typed
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -35,26 +33,25 @@ from adapters.chat import (
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
-from adapters.protocols.chat_completions import schema
+from adapters.protocols.chat_completions import answers, schema
 from adapters.protocols.chat_completions.answers import NAME
-
-#: Deeper than any JSON schema in use; shallow enough for every parser on the way.
-MAX_DEPTH = 96
+from adapters.reasoning import budget_of, effort_of
 
 _PATH = "/chat/completions"
-_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,", re.ASCII)
-_EXPECTED_AT = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`$")
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
 #: Top-level fields that the canonical form carries.
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_any = msgspec.json.Decoder()
-_encode = msgspec.json.Encoder().encode
+#: Top-level fields that ask for reasoning, at any provider.
+_REASONING_FIELDS = frozenset(
+    {"reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget", "include_reasoning"}
+)
+#: The same of a message: what was thought.
+_REASONING_MARKS = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
 
-T = TypeVar("T")
+_encode = msgspec.json.Encoder().encode
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,14 +79,10 @@ def envelope(request: ChatRequest) -> Envelope:
 
 def parse_request(body: bytes) -> ChatRequest:
     """Raises `MalformedRequest`, which names the field and repeats none of its content."""
-    content = _decoded(body)
-    if not isinstance(content, dict):
-        raise MalformedRequest("", "a JSON object is needed")
-    _refuse_depth(content)
-    fields = _fields.decode(body)
-    _refuse_duplicates(body, fields)
-    wire = _typed(body, schema.RequestIn, "")
+    fields = read_fields(body)
+    wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
+    effort, budget = _reasoning_wanted(wire, unmapped)
     tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
     tools += [_function(function) for function in wire.functions or ()]
     limit = wire.max_completion_tokens if wire.max_completion_tokens is not None else wire.max_tokens
@@ -102,6 +95,7 @@ def parse_request(body: bytes) -> ChatRequest:
         max_output_tokens=limit,
         temperature=wire.temperature,
         top_p=wire.top_p,
+        top_k=wire.top_k,
         stop=(wire.stop,) if isinstance(wire.stop, str) else wire.stop or (),
         seed=wire.seed,
         n=wire.n,
@@ -110,109 +104,52 @@ def parse_request(body: bytes) -> ChatRequest:
         logprobs=wire.logprobs,
         top_logprobs=wire.top_logprobs,
         logit_bias=wire.logit_bias,
-        reasoning_effort=wire.reasoning_effort,
+        reasoning_effort=effort,
+        reasoning_budget_tokens=budget,
+        verbosity=wire.verbosity,
+        service_tier=wire.service_tier,
+        prompt_cache_key=wire.prompt_cache_key,
+        store=wire.store,
+        metadata=wire.metadata,
         end_user=wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
     )
 
 
-def _decoded(body: bytes) -> Any:
-    """The whole body, so that a fault in a field we do not read is found too: it would be passed on unseen."""
-    try:
-        content = _any.decode(body)
-    except msgspec.ValidationError as error:
-        raise MalformedRequest("", "a number is out of range") from error
-    except msgspec.DecodeError as error:
-        raise MalformedRequest("", "the body is not valid JSON in UTF-8") from error
-    except RecursionError as error:
-        raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep") from error
-    if b"\\u0000" in body:
-        _refuse_nul(content)
-    return content
-
-
-def _refuse_depth(content: Any) -> None:
-    """The decoder gives up on deep nesting by itself; this draws a line that does not move with its stack."""
-    level = [content]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if type(value) is dict else value)
-            if type(inner) is dict or type(inner) is list
-        ]
-        if not level:
-            return
-    raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep")
-
-
-def _refuse_nul(content: Any) -> None:
-    """PostgreSQL stores no NUL, and no model reads one."""
-    left: list[tuple[str, Any]] = [("", content)]
-    while left:
-        path, value = left.pop()
-        if isinstance(value, str):
-            if "\0" in value:
-                raise MalformedRequest(path, "a NUL character is not allowed")
-        elif isinstance(value, list):
-            left.extend((f"{path}[{i}]", inner) for i, inner in enumerate(value))
-        elif isinstance(value, dict):
-            if any("\0" in key for key in value):
-                raise MalformedRequest(path, "a NUL character is not allowed")
-            left.extend((f"{path}.{key}" if path else key, inner) for key, inner in value.items())
-
-
-def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
-    """
-    A top-level field given twice is refused: which one counts would depend on who reads it. The fields' own bytes add
-    up to the body's length in both usual ways of writing JSON; only another body is read again, by a parser that
-    shows every pair.
-    """
-    count = len(fields)
-    inner = sum(len(bytes(raw)) for raw in fields.values()) + sum(len(_encode(name)) for name in fields)
-    compact = inner + 2 * count + 1
-    if len(body) in {compact, compact + 2 * count - 1}:
-        return
-    pairs: list[tuple[str, Any]] = []
-
-    def keep(found: list[tuple[str, Any]]) -> None:
-        pairs[:] = found
-
-    json.loads(body, object_pairs_hook=keep)
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise MalformedRequest(name[:64], "is given twice")
-        seen.add(name)
-
-
-def _typed(body: bytes | msgspec.Raw, kind: type[T], path: str) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        _refuse(error, path)
-
-
-def _refuse(error: msgspec.ValidationError, path: str) -> NoReturn:
-    found = _EXPECTED_AT.match(str(error))
-    reason, inner = found.groups() if found else (str(error), "")
-    if reason.startswith("Invalid"):
-        reason = "is not one of the allowed values"  # the original repeats the value
-    elif missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
-        inner = f"{inner}.{missing.group(1)}" if inner else missing.group(1)
-        reason = "is required"
-    joined = inner if not path else f"{path}{inner}" if inner.startswith("[") else f"{path}.{inner}".rstrip(".")
-    raise MalformedRequest(joined, reason) from error
+def _reasoning_wanted(wire: schema.RequestIn, unmapped: list[str]) -> tuple[str | None, int | None]:
+    """Effort and budget, from OpenAI's field or OpenRouter's object."""
+    if wire.reasoning is None:
+        return wire.reasoning_effort, None
+    if not isinstance(wire.reasoning, dict):
+        unmapped.append("reasoning")
+        return wire.reasoning_effort, None
+    effort, budget = None, None
+    for name, value in wire.reasoning.items():
+        match name, value:
+            case "effort", str():
+                effort = value
+            case "max_tokens", int() if not isinstance(value, bool) and 0 <= value < 2**31:
+                budget = value
+            case _:
+                unmapped.append(f"reasoning.{name}"[:64])
+    return wire.reasoning_effort or effort, budget
 
 
 def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
-    thought = wire.reasoning_content or wire.reasoning
+    thoughts = _thoughts(wire, path, unmapped)
     calls = []
     for i, call in enumerate(wire.tool_calls or ()):
         if call.function is None:
             unmapped.append(f"{path}.tool_calls[{i}]")
         else:
-            calls.append(ToolCall(id=call.id or "", name=call.function.name, arguments=call.function.arguments))
+            calls.append(
+                ToolCall(
+                    id=call.id or "",
+                    name=call.function.name,
+                    arguments=call.function.arguments,
+                    signature=answers.signature_in(call.extra_content),
+                )
+            )
     call_id = wire.tool_call_id
     if wire.function_call is not None:
         # The older form has one call and no ids: its name pairs it with its result.
@@ -227,7 +164,7 @@ def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
         content: tuple[Part, ...] = (Text(text=wire.content),) if wire.content else ()
         refusal = wire.refusal
     else:
-        parts, refused = _parts(wire.content or (), path)
+        parts, refused = _parts(wire.content or (), path, thoughts if wire.role == "assistant" else None)
         content, refusal = tuple(parts), wire.refusal or refused or None
     return Message(
         role=Role.TOOL if wire.role == "function" else Role(wire.role),
@@ -236,17 +173,29 @@ def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
         tool_calls=tuple(calls),
         tool_call_id=call_id,
         refusal=refusal,
-        reasoning=(Reasoning(text=thought),) if thought else (),
+        reasoning=tuple(thoughts),
     )
 
 
-def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
+def _thoughts(wire: schema.MessageIn, path: str, unmapped: list[str]) -> list[Reasoning]:
+    """Beside the content: the details where there are any that hold the text, since only they keep blocks apart."""
+    unknown: dict[str, None] = {}
+    pieces = answers.read_details(wire.reasoning_details, unknown)
+    unmapped.extend(f"{path}.{name}" for name in unknown)
+    plain = wire.reasoning_content or wire.reasoning
+    if plain and not any(piece.text for piece in pieces):
+        pieces.insert(0, answers.Thought(plain))
+    return list(answers.joined(pieces))
+
+
+def _parts(raws: Iterable[msgspec.Raw], path: str, thoughts: list[Reasoning] | None) -> tuple[list[Part], str]:
+    """Parts, and refusals joined. Mistral's `thinking` parts are put into `thoughts`, where reasoning may be."""
     parts: list[Part] = []
     refusals: list[str] = []
     for i, raw in enumerate(raws):
         at = f"{path}.content[{i}]"
-        wire = _typed(raw, schema.PartIn, at)
-        cache = (wire.cache_control.ttl or "5m") if wire.cache_control else None
+        wire = typed(raw, schema.PartIn, at)
+        cache = _cache(wire.cache_control)
         match wire:
             case schema.PartIn(type="text", text=str() as text):
                 parts.append(Text(text=text, cache=cache))
@@ -255,10 +204,13 @@ def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
             case schema.PartIn(type="image_url", image_url=schema.ImageUrl() as image):
                 parts.append(_image(image, cache, f"{at}.image_url.url"))
             case schema.PartIn(type="input_audio", input_audio=schema.InputAudio() as audio):
-                data = _base64(audio.data, f"{at}.input_audio.data")
+                data = from_base64(audio.data, f"{at}.input_audio.data")
                 parts.append(Audio(data=data, format=audio.format))
             case schema.PartIn(type="file", file=schema.File() as file):
                 parts.append(_file(file, cache, f"{at}.file"))
+            case schema.PartIn(type="thinking", thinking=str() | tuple() as thinking) if thoughts is not None:
+                if text := answers.thinking_text(thinking):
+                    thoughts.append(Reasoning(text=text))
             case schema.PartIn(type="text" | "refusal" | "image_url" | "input_audio" | "file"):
                 raise MalformedRequest(f"{at}.{wire.type}", "is required")
             case _:
@@ -269,7 +221,7 @@ def _parts(raws: Iterable[msgspec.Raw], path: str) -> tuple[list[Part], str]:
 def _image(wire: schema.ImageUrl, cache: str | None, path: str) -> Image:
     if not wire.url.startswith("data:"):
         return Image(url=wire.url, detail=wire.detail, cache=cache)
-    media_type, data = _data_url(wire.url, path)
+    media_type, data = data_url(wire.url, path)
     return Image(data=data, media_type=media_type, detail=wire.detail, cache=cache)
 
 
@@ -279,41 +231,33 @@ def _file(wire: schema.File, cache: str | None, path: str) -> Document:
     if wire.file_data is None:
         raise MalformedRequest(path, "needs file_id or file_data")
     if wire.file_data.startswith("data:"):
-        media_type, data = _data_url(wire.file_data, f"{path}.file_data")
+        media_type, data = data_url(wire.file_data, f"{path}.file_data")
     else:
-        media_type, data = None, _base64(wire.file_data, f"{path}.file_data")
+        media_type, data = None, from_base64(wire.file_data, f"{path}.file_data")
     return Document(data=data, media_type=media_type, filename=wire.filename, cache=cache)
-
-
-def _data_url(url: str, path: str) -> tuple[str | None, bytes]:
-    head = _DATA_URL.match(url[:256])
-    if head is None:
-        raise MalformedRequest(path, "is not a base64 data URL")
-    return head.group(1), _base64(url[head.end() :], path)
-
-
-def _base64(text: str, path: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise MalformedRequest(path, "is not valid base64") from error
 
 
 def _tool(wire: schema.ToolIn, path: str, unmapped: list[str]) -> Tool | None:
     if wire.function is not None:
-        return _function(wire.function)
+        return _function(wire.function, wire.cache_control)
     if wire.type == "function":
         raise MalformedRequest(f"{path}.function", "is required")
     unmapped.append(path)
     return None
 
 
-def _function(wire: schema.FunctionIn) -> Tool:
-    return Tool(name=wire.name, description=wire.description, parameters=_given(wire.parameters), strict=wire.strict)
+def _function(wire: schema.FunctionIn, cache: schema.CacheControl | None = None) -> Tool:
+    return Tool(
+        name=wire.name,
+        description=wire.description,
+        parameters=given(wire.parameters),
+        strict=wire.strict,
+        cache=_cache(cache or wire.cache_control),
+    )
 
 
-def _given(raw: msgspec.Raw) -> msgspec.Raw | None:
-    return None if raw is schema.ABSENT or bytes(raw) == b"null" else raw
+def _cache(wire: schema.CacheControl | None) -> str | None:
+    return None if wire is None else wire.ttl or "5m"
 
 
 def _tool_choice(wire: schema.RequestIn, unmapped: list[str]) -> ToolChoice | None:
@@ -353,7 +297,7 @@ def _response_format(wire: schema.ResponseFormatIn | None, unmapped: list[str]) 
         kind=wire.type,
         name=wanted.name,
         description=wanted.description,
-        schema=_given(wanted.schema),
+        schema=given(wanted.schema),
         strict=wanted.strict,
     )
 
@@ -365,21 +309,24 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
     endpoint, request = call.endpoint, call.request
     native = request.native
+    dropped: list[str] = []
     fields: dict[str, Any]
     if native is not None and native.protocol == NAME:
-        fields = dict(native.fields)
-        _rename_limit(fields, endpoint)
+        fields = _native_fields(request, native, endpoint, dropped)
     else:
-        fields = _canonical_fields(request, endpoint)
+        fields = _canonical_fields(request, endpoint, dropped)
     options = fields.pop("stream_options", None)
     fields.pop("stream", None)
+    for name in sorted(endpoint.omit & fields.keys()):
+        if name not in endpoint.force:
+            dropped.append(name)
+        del fields[name]
     fields["model"] = call.model
     if stream:
         fields["stream"] = True
-        asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
-        fields["stream_options"] = {**(asked if isinstance(asked, dict) else {}), "include_usage": True}
-    for name in endpoint.omit:
-        fields.pop(name, None)
+        if "stream_options" not in endpoint.omit:
+            asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
+            fields["stream_options"] = {**(asked if isinstance(asked, dict) else {}), "include_usage": True}
     fields.update(endpoint.force)
     return HttpRequest(
         path=_PATH,
@@ -388,7 +335,79 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
             "accept": "text/event-stream" if stream else "application/json",
         },
         body=_encode(fields),
+        dropped=tuple(dropped),
     )
+
+
+def _native_fields(
+    request: ChatRequest, native: NativeRequest, endpoint: Endpoint, dropped: list[str]
+) -> dict[str, Any]:
+    """The caller's own, but for what the profile says of this provider."""
+    fields: dict[str, Any] = dict(native.fields)
+    _rename_limit(fields, endpoint)
+    if endpoint.reasoning == "off":
+        for name in sorted(_REASONING_FIELDS & fields.keys()):
+            dropped.append(name)
+            del fields[name]
+        _ask_for_reasoning(fields, "none", None, endpoint)
+    elif endpoint.reasoning is not None and "reasoning_effort" in fields and request.reasoning_effort is not None:
+        del fields["reasoning_effort"]
+        _ask_for_reasoning(fields, request.reasoning_effort, None, endpoint)
+    without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
+    without_reasoning = "messages.reasoning" in endpoint.omit and any(m.reasoning for m in request.messages)
+    if without_cache or without_reasoning:
+        for name in ("messages", "tools") if without_cache else ("messages",):
+            if name in fields:
+                content = msgspec.json.decode(fields[name])
+                _strip(content, name, dropped, cache=without_cache, reasoning=without_reasoning)
+                fields[name] = content
+    return fields
+
+
+def _has_cache(request: ChatRequest) -> bool:
+    return any(tool.cache is not None for tool in request.tools) or any(
+        not isinstance(part, Audio | Opaque) and part.cache is not None
+        for message in request.messages
+        for part in message.content
+    )
+
+
+def _strip(items: object, at: str, dropped: list[str], *, cache: bool, reasoning: bool) -> None:
+    """Takes the marks off messages or tools that this provider has no word for."""
+    for i, item in enumerate(items if isinstance(items, list) else ()):
+        if not isinstance(item, dict):
+            continue
+        path = f"{at}[{i}]"
+        if reasoning and [item.pop(name) for name in _REASONING_MARKS & item.keys()]:
+            dropped.append(f"{path}.reasoning")
+        parts = item.get("content")
+        holders = [(path, item), (f"{path}.function", item.get("function"))]
+        holders += [(f"{path}.content[{j}]", part) for j, part in enumerate(parts if isinstance(parts, list) else ())]
+        for where, holder in holders if cache else ():
+            if isinstance(holder, dict) and holder.pop("cache_control", None) is not None:
+                dropped.append(f"{where}.cache")
+
+
+def _ask_for_reasoning(fields: dict[str, Any], effort: str | None, budget: int | None, endpoint: Endpoint) -> None:
+    """In the way the endpoint takes it: a word of effort or tokens, in a field or in OpenRouter's object."""
+    if effort is None and budget is None:
+        return
+    match endpoint.reasoning:
+        case "off":
+            # Only the object has a word for it that is known to be taken; elsewhere `force` can say it.
+            if endpoint.reasoning_object:
+                fields["reasoning"] = {"effort": "none"}
+        case "budget":
+            tokens = budget if budget is not None else budget_of(effort or "none")
+            if endpoint.reasoning_object:
+                fields["reasoning"] = {"max_tokens": tokens} if tokens else {"effort": "none"}
+            else:
+                fields["thinking_budget"] = tokens  # the word of Alibaba and of many who serve Qwen
+        case _:
+            word = effort if effort is not None else effort_of(budget or 0)
+            fields["reasoning" if endpoint.reasoning_object else "reasoning_effort"] = (
+                {"effort": word} if endpoint.reasoning_object else word
+            )
 
 
 def _rename_limit(fields: dict[str, Any], endpoint: Endpoint) -> None:
@@ -403,23 +422,20 @@ def _rename_limit(fields: dict[str, Any], endpoint: Endpoint) -> None:
         fields[endpoint.max_tokens_field] = given
 
 
-def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any]:
-    omit = endpoint.omit
+def _canonical_fields(request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
     if request.native is not None:
         for path in request.native.unmapped:
-            if path not in omit:
-                raise RequestNotExpressible(path, f"{NAME} has no such field")
-    if request.reasoning_budget_tokens is not None and "reasoning_budget_tokens" not in omit:
-        raise RequestNotExpressible("reasoning_budget_tokens", f"{NAME} takes an effort, not a budget")
+            _drop_or_refuse(path, f"{NAME} has no such field", path in endpoint.omit, dropped)
     fields: dict[str, Any] = {
-        "messages": [_render_message(m, f"messages[{i}]", endpoint) for i, m in enumerate(request.messages)],
-        "tools": [_render_tool(tool) for tool in request.tools] or None,
+        "messages": [_render_message(m, f"messages[{i}]", endpoint, dropped) for i, m in enumerate(request.messages)],
+        "tools": [_render_tool(tool, f"tools[{i}]", endpoint, dropped) for i, tool in enumerate(request.tools)] or None,
         "tool_choice": _render_tool_choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _render_response_format(request.response_format),
         endpoint.max_tokens_field or "max_completion_tokens": request.max_output_tokens,
         "temperature": request.temperature,
         "top_p": request.top_p,
+        "top_k": request.top_k,
         "stop": list(request.stop) or None,
         "seed": request.seed,
         "n": request.n,
@@ -428,10 +444,15 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any
         "logprobs": request.logprobs,
         "top_logprobs": request.top_logprobs,
         "logit_bias": request.logit_bias,
-        "reasoning_effort": request.reasoning_effort,
+        "verbosity": request.verbosity,
+        "service_tier": request.service_tier,
+        "prompt_cache_key": request.prompt_cache_key,
+        "store": request.store,
+        "metadata": request.metadata,
         "user": request.end_user,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
+    _render_reasoning_wanted(request, endpoint, fields, dropped)
     for name, value in request.extra.items():
         if name in fields or name in _ENVELOPE:
             raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
@@ -439,15 +460,41 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint) -> dict[str, Any
     return fields
 
 
-def _render_message(message: Message, path: str, endpoint: Endpoint) -> dict[str, Any]:
-    if message.is_error and "messages.is_error" not in endpoint.omit:
-        raise RequestNotExpressible(f"{path}.is_error", f"{NAME} cannot mark a result as failed")
-    rendered: dict[str, Any] = {"role": str(message.role), "content": _render_content(message, path, endpoint)}
+def _drop_or_refuse(path: str, reason: str, drop: bool, dropped: list[str]) -> None:
+    if not drop:
+        raise RequestNotExpressible(path, reason)
+    dropped.append(path)
+
+
+def _render_reasoning_wanted(
+    request: ChatRequest, endpoint: Endpoint, fields: dict[str, Any], dropped: list[str]
+) -> None:
+    effort, budget = request.reasoning_effort, request.reasoning_budget_tokens
+    for name, wanted in (("reasoning_effort", effort), ("reasoning_budget_tokens", budget)):
+        if wanted is not None and (name in endpoint.omit or endpoint.reasoning == "off") and wanted not in {"none", 0}:
+            dropped.append(name)
+    if endpoint.reasoning == "off":
+        effort, budget = "none", None
+    else:
+        effort = None if "reasoning_effort" in endpoint.omit else effort
+        budget = None if "reasoning_budget_tokens" in endpoint.omit else budget
+    _ask_for_reasoning(fields, effort, budget, endpoint)
+
+
+def _render_message(message: Message, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+    if message.is_error:
+        drop = "messages.is_error" in endpoint.omit
+        _drop_or_refuse(f"{path}.is_error", f"{NAME} cannot mark a result as failed", drop, dropped)
+    rendered: dict[str, Any] = {
+        "role": str(message.role),
+        "content": _render_content(message, path, endpoint, dropped),
+    }
     if message.name is not None:
         rendered["name"] = message.name
     if message.tool_calls:
+        signed = endpoint.reasoning_field == "extra_content" and "messages.reasoning" not in endpoint.omit
         rendered["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            answers.render_call(call.id, call.name, call.arguments, call.signature if signed else None)
             for call in message.tool_calls
         ]
         rendered["content"] = rendered["content"] or None
@@ -455,38 +502,79 @@ def _render_message(message: Message, path: str, endpoint: Endpoint) -> dict[str
         rendered["tool_call_id"] = message.tool_call_id
     if message.refusal is not None:
         rendered["refusal"] = message.refusal
-    if message.reasoning and "messages.reasoning" not in endpoint.omit:
-        if endpoint.reasoning_field is None or any(piece.redacted for piece in message.reasoning):
-            raise RequestNotExpressible(f"{path}.reasoning", "this provider takes no reasoning back")
-        rendered[endpoint.reasoning_field] = "".join(piece.text for piece in message.reasoning)
+    if message.reasoning or any(call.signature is not None for call in message.tool_calls):
+        _render_reasoning(message, path, endpoint, rendered, dropped)
     return rendered
 
 
-def _render_content(message: Message, path: str, endpoint: Endpoint) -> str | list[Any]:
+def _render_reasoning(
+    message: Message, path: str, endpoint: Endpoint, rendered: dict[str, Any], dropped: list[str]
+) -> None:
+    """What the model thought, back in the way its provider takes it."""
+    blocks = message.reasoning
+    field = None if "messages.reasoning" in endpoint.omit else endpoint.reasoning_field
+    if field == "reasoning_details":
+        details = answers.render_details(blocks)
+        details += [
+            answers.render_detail("", call.signature, redacted=True, block_id=call.id, block=len(details) + number)
+            for number, call in enumerate(message.tool_calls)
+            if call.signature is not None
+        ]
+        rendered[field] = details
+        return
+    # A signature is a proof for its own provider, and no other one misses it.
+    if field != "extra_content":
+        dropped.extend(f"{path}.tool_calls[{i}].signature" for i, c in enumerate(message.tool_calls) if c.signature)
+    if not blocks:
+        return
+    if field in {None, "extra_content"} or any(block.redacted for block in blocks):
+        drop = "messages.reasoning" in endpoint.omit
+        _drop_or_refuse(f"{path}.reasoning", "this provider takes no such reasoning back", drop, dropped)
+        return
+    dropped.extend(f"{path}.reasoning[{i}].signature" for i, block in enumerate(blocks) if block.signature is not None)
+    if field == "content":
+        said = rendered["content"]
+        parts = [{"type": "text", "text": said}] if isinstance(said, str) and said else said or []
+        thinking = [{"type": "thinking", "thinking": [{"type": "text", "text": block.text}]} for block in blocks]
+        rendered["content"] = [*thinking, *parts]
+    elif field is not None:
+        rendered[field] = "".join(block.text for block in blocks)
+
+
+def _render_content(message: Message, path: str, endpoint: Endpoint, dropped: list[str]) -> str | list[Any]:
     match message.content:
         case ():
             return ""
         case (Text(text=text, cache=None),):
             return text
         case parts:
-            rendered = [_render_part(part, f"{path}.content[{i}]", endpoint) for i, part in enumerate(parts)]
+            rendered = [_render_part(part, f"{path}.content[{i}]", endpoint, dropped) for i, part in enumerate(parts)]
             if message.role is not Role.USER and not all(isinstance(part, Text | Opaque) for part in parts):
                 raise RequestNotExpressible(f"{path}.content", f"{NAME} takes only text from {message.role}")
             return rendered
 
 
-def _render_part(part: Part, path: str, endpoint: Endpoint) -> Any:
-    if not isinstance(part, Audio | Opaque) and part.cache is not None and "messages.cache" not in endpoint.omit:
-        raise RequestNotExpressible(f"{path}.cache", f"{NAME} has no cache boundaries")
+def _render_cache(cache: str | None, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+    """The mark of a cache boundary, where the provider takes it."""
+    if cache is None:
+        return {}
+    if "messages.cache" not in endpoint.omit and endpoint.cache_control:
+        return {"cache_control": {"type": "ephemeral"} if cache == "5m" else {"type": "ephemeral", "ttl": cache}}
+    _drop_or_refuse(f"{path}.cache", f"{NAME} has no cache boundaries", "messages.cache" in endpoint.omit, dropped)
+    return {}
+
+
+def _render_part(part: Part, path: str, endpoint: Endpoint, dropped: list[str]) -> Any:
+    cache = {} if isinstance(part, Audio | Opaque) else _render_cache(part.cache, path, endpoint, dropped)
     match part:
         case Text():
-            return {"type": "text", "text": part.text}
+            return {"type": "text", "text": part.text, **cache}
         case Image():
-            url = part.url if part.url is not None else _to_data_url(part.media_type or "image/png", part.data or b"")
+            url = part.url if part.url is not None else to_data_url(part.media_type or "image/png", part.data or b"")
             image = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
-            return {"type": "image_url", "image_url": image}
+            return {"type": "image_url", "image_url": image, **cache}
         case Document():
-            return {"type": "file", "file": _render_file(part, path)}
+            return {"type": "file", "file": _render_file(part, path), **cache}
         case Audio():
             return {
                 "type": "input_audio",
@@ -502,24 +590,21 @@ def _render_file(part: Document, path: str) -> dict[str, str]:
     if part.file_id is not None:
         file = {"file_id": part.file_id}
     elif part.data is not None:
-        file = {"file_data": _to_data_url(part.media_type or "application/pdf", part.data)}
+        file = {"file_data": to_data_url(part.media_type or "application/pdf", part.data)}
     else:
         raise RequestNotExpressible(f"{path}.url", f"{NAME} takes a document as data, not by URL")
     return file if part.filename is None else {**file, "filename": part.filename}
 
 
-def _to_data_url(media_type: str, data: bytes) -> str:
-    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
-
-
-def _render_tool(tool: Tool) -> dict[str, Any]:
+def _render_tool(tool: Tool, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
     function = {
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters,
         "strict": tool.strict,
     }
-    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
+    cache = _render_cache(tool.cache, path, endpoint, dropped)
+    return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}, **cache}
 
 
 def _render_tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:

@@ -11,55 +11,51 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from adapters.body import ABSENT, Wire
+
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
-#: What a raw field is when it was not there; to be compared by identity.
-ABSENT = msgspec.Raw()
-
-
-class _Wire(msgspec.Struct, kw_only=True, gc=False):
-    """Decoded and read, never changed: from JSON no cycle can come, so the collector need not look."""
-
-
 # ------------------------------------------------------------------ requests
 
 
-class CacheControl(_Wire):
+class CacheControl(Wire):
     type: str = "ephemeral"
     ttl: str | None = None
 
 
-class ImageUrl(_Wire):
+class ImageUrl(Wire):
     url: str
     detail: str | None = None
 
 
-class InputAudio(_Wire):
+class InputAudio(Wire):
     data: str
     format: str
 
 
-class File(_Wire):
+class File(Wire):
     file_data: str | None = None
     file_id: str | None = None
     filename: str | None = None
 
 
-class FunctionCall(_Wire):
+class FunctionCall(Wire):
     name: str
     arguments: str = ""
 
 
-class ToolCallIn(_Wire):
+class ToolCallIn(Wire):
     id: str | None = None
     type: str = "function"
     function: FunctionCall | None = None
+    #: Gemini's: `google.thought_signature`.
+    extra_content: Any = None
 
 
-class MessageIn(_Wire):
+class MessageIn(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | tuple[msgspec.Raw, ...] | None = None
     name: str | None = None
@@ -69,56 +65,61 @@ class MessageIn(_Wire):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: Any = None
 
 
-class PartIn(_Wire):
+class PartIn(Wire):
     type: str
     text: str | None = None
     refusal: str | None = None
     image_url: ImageUrl | None = None
     input_audio: InputAudio | None = None
     file: File | None = None
+    #: Mistral's, of an assistant.
+    thinking: str | tuple[dict[str, Any], ...] | None = None
     cache_control: CacheControl | None = None
 
 
-class FunctionIn(_Wire):
+class FunctionIn(Wire):
     name: str
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
-class ToolIn(_Wire):
+class ToolIn(Wire):
     type: str = "function"
     function: FunctionIn | None = None
+    cache_control: CacheControl | None = None
 
 
-class NamedFunction(_Wire):
+class NamedFunction(Wire):
     name: str
 
 
-class ToolChoiceIn(_Wire):
+class ToolChoiceIn(Wire):
     type: str
     function: NamedFunction | None = None
 
 
-class JsonSchemaIn(_Wire):
+class JsonSchemaIn(Wire):
     name: str
     description: str | None = None
     schema: msgspec.Raw = ABSENT
     strict: bool | None = None
 
 
-class ResponseFormatIn(_Wire):
+class ResponseFormatIn(Wire):
     type: str
     json_schema: JsonSchemaIn | None = None
 
 
-class StreamOptions(_Wire):
+class StreamOptions(Wire):
     include_usage: bool | None = None
 
 
-class RequestIn(_Wire):
+class RequestIn(Wire):
     messages: Annotated[tuple[MessageIn, ...], msgspec.Meta(min_length=1)]
     model: Name | None = None
     stream: bool | None = None
@@ -133,6 +134,7 @@ class RequestIn(_Wire):
     max_tokens: Count | None = None
     temperature: float | None = None
     top_p: float | None = None
+    top_k: Count | None = None
     stop: str | tuple[str, ...] | None = None
     seed: Int64 | None = None
     n: Choices | None = None
@@ -142,22 +144,29 @@ class RequestIn(_Wire):
     top_logprobs: Count | None = None
     logit_bias: dict[str, float] | None = None
     reasoning_effort: str | None = None
+    #: OpenRouter's: an effort or a number of tokens, and more.
+    reasoning: Any = None
+    verbosity: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
     user: str | None = None
 
 
 # ------------------------------------------------------------------ answers
 
 
-class PromptDetails(_Wire):
+class PromptDetails(Wire):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
 
 
-class CompletionDetails(_Wire):
+class CompletionDetails(Wire):
     reasoning_tokens: int | None = None
 
 
-class UsageOut(_Wire):
+class UsageOut(Wire):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
@@ -169,57 +178,95 @@ class UsageOut(_Wire):
     cost: msgspec.Raw = ABSENT
 
 
-class FunctionOut(_Wire):
+class FunctionOut(Wire):
     name: str | None = None
     #: JSON text; an object where a server forgot to make it text.
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCallOut(_Wire):
+class ReasoningDetail(Wire):
+    """OpenRouter's form of a block of reasoning, in answers and on its way back. Its type tells what it holds."""
+
+    type: str | None = None
+    text: str | None = None
+    summary: str | None = None
+    data: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    index: int | None = None
+
+
+class CustomOut(Wire):
+    name: str | None = None
+    input: str | None = None
+
+
+class ToolCallOut(Wire):
     index: int | None = None
     id: str | None = None
     function: FunctionOut | None = None
+    custom: CustomOut | None = None
+    #: Gemini's: `google.thought_signature`.
+    extra_content: Any = None
 
 
-class ReasoningDetail(_Wire):
-    type: str | None = None
-    text: str | None = None
-    signature: str | None = None
-
-
-class Content(_Wire):
-    """A `message` or a `delta`."""
+class Content(Wire):
+    """A `message` or a `delta`. What is left untyped is looked at with care: it never fails an answer."""
 
     #: A list of parts at Mistral.
     content: str | tuple[dict[str, Any], ...] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    reasoning_details: tuple[ReasoningDetail, ...] | None = None
+    reasoning_details: Any = None
     tool_calls: tuple[ToolCallOut, ...] | None = None
     function_call: FunctionOut | None = None
+    #: OpenRouter's pictures.
+    images: Any = None
+    annotations: Any = None
+    audio: Any = None
+    #: Groq's own tools, already run.
+    executed_tools: Any = None
 
 
-class ChoiceOut(_Wire):
+class ChoiceOut(Wire):
     index: int = 0
     delta: Content | None = None
     message: Content | None = None
     finish_reason: str | None = None
     native_finish_reason: str | None = None
+    logprobs: Any = None
 
 
-class XGroq(_Wire):
+class TopTokenOut(Wire):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None = None
+
+
+class TokenOut(TopTokenOut):
+    top_logprobs: tuple[TopTokenOut, ...] | None = None
+
+
+class LogprobsOut(Wire):
+    content: tuple[TokenOut, ...] | None = None
+
+
+class XGroq(Wire):
     usage: UsageOut | None = None
     error: Any = None
 
 
-class LooseAnswer(_Wire):
+class LooseAnswer(Wire):
     """A whole answer, or one chunk of a stream, with nothing read that a good answer can do without."""
 
     id: str | None = None
     model: str | None = None
     choices: tuple[ChoiceOut, ...] | None = None
     error: Any = None
+    #: Perplexity's sources.
+    citations: Any = None
+    search_results: Any = None
 
 
 class AnswerOut(LooseAnswer):

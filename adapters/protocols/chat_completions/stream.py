@@ -14,35 +14,37 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from adapters.body import ABSENT
 from adapters.chat import (
-    ChatResponse,
     ChoiceEnd,
     Event,
     Finished,
+    Image,
+    ImageOutput,
+    LogprobsDelta,
     ReasoningDelta,
     RefusalDelta,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
     UsageReport,
+    as_events,
 )
 from adapters.classify import request_id
 from adapters.contract import Batch, Endpoint
 from adapters.errors import Broken, ProviderError
 from adapters.protocols.chat_completions import answers, failures
-from adapters.protocols.chat_completions.schema import ABSENT, AnswerOut, ChoiceOut, Content, ToolCallOut
-from adapters.sse import EventDecoder, EventTooLarge, ServerSentEvent
+from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
+from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
 from metering.usage import NOTHING
 
 _SENTINEL = b"[DONE]"
-_WHITE = b" \t\r\n"
-_BOM = b"\xef\xbb\xbf"
 
 
 class _Call:
     """A tool call as it comes in."""
 
-    __slots__ = ("held", "id", "index", "started")
+    __slots__ = ("held", "id", "index", "signature", "started")
 
     def __init__(self, index: int, call_id: str) -> None:
         #: Counted from 0, whatever the provider counts from.
@@ -50,13 +52,14 @@ class _Call:
         self.id = call_id
         #: Arguments that came before the name.
         self.held: list[str] = []
+        self.signature: str | None = None
         self.started = False
 
 
 class _Choice:
     """What is known of one choice."""
 
-    __slots__ = ("calls", "current", "finish", "refused", "said", "signature")
+    __slots__ = ("blocks", "calls", "current", "finish", "refused", "said")
 
     def __init__(self) -> None:
         self.finish: str | None = None
@@ -65,7 +68,7 @@ class _Choice:
         self.current: dict[int, _Call] = {}
         self.refused = False
         self.said = False
-        self.signature: str | None = None
+        self.blocks = answers.Blocks()
 
 
 class ChatStream:
@@ -78,10 +81,7 @@ class ChatStream:
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
         self._no_sentinel = endpoint.no_sentinel
         self._headers = headers
-        self._decoder = EventDecoder()
-        #: The body so far, where it is one JSON value; None once it is known to be events.
-        self._json: list[bytes] | None = []
-        self._is_json = False
+        self._body = EventsOrJson()
         self._choices: dict[int, _Choice] = {}
         self._usage = NOTHING
         self._cost: str | None = None
@@ -91,6 +91,8 @@ class ChatStream:
         self._failure: ProviderError | None = None
         self._finished = False
         self._payloads = 0
+        #: What the canonical form does not carry, in the order it came: words of ours, so they are few.
+        self._omitted: dict[str, None] = {}
 
     @property
     def finished(self) -> bool:
@@ -105,23 +107,9 @@ class ChatStream:
             raise self._failure
         if not data:
             return ()
-        if self._json is not None:
-            self._json.append(data)
-            if not self._is_json:
-                start = b"".join(self._json)
-                first = start.removeprefix(_BOM).lstrip(_WHITE)
-                if not first:
-                    return ()
-                if first[:1] not in {b"{", b"["}:
-                    # No event stream begins so, nor does JSON otherwise: the one test that no header can spoil.
-                    self._json, data = None, start
-                else:
-                    self._is_json, self._json = True, [first]
-            if self._json is not None:
-                return ()
         events: list[Event] = []
         try:
-            self._take(self._decoder.feed(data), events)
+            self._take(self._body.feed(data), events)
         except EventTooLarge as error:
             self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
         return self._given(events)
@@ -130,11 +118,11 @@ class ChatStream:
         if self._failure is not None:
             raise self._failure
         events: list[Event] = []
-        if self._is_json and self._json is not None:
+        if (whole := self._body.json) is not None:
             if not self._finished:
-                self._take_whole(b"".join(self._json), events)
+                self._take_whole(whole, events)
         else:
-            self._take(self._decoder.close(), events)
+            self._take(self._body.close(), events)
             if isinstance(self._failure, Broken):
                 # The event that was left open was cut short, and no more can be said of it.
                 self._failure = None
@@ -194,6 +182,8 @@ class ChatStream:
             self._id = chunk.id
         if chunk.model:
             self._model = chunk.model
+        if chunk.citations or chunk.search_results:
+            answers.note_sources(chunk, self._omitted)
         for choice in chunk.choices or ():
             self._take_choice(choice, events)
 
@@ -203,8 +193,13 @@ class ChatStream:
             return chunk.error
         if chunk.x_groq is not None and chunk.x_groq.error is not None:
             return chunk.x_groq.error
-        # `event: error` whose data is the error itself.
-        return msgspec.json.decode(data) if event == "error" else None
+        if event != "error":
+            return None
+        try:
+            # The data is the error itself.
+            return msgspec.json.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return {}
 
     def _take_usage(self, chunk: AnswerOut, events: list[Event]) -> None:
         usage, cost = self._usage, self._cost
@@ -226,6 +221,10 @@ class ChatStream:
             content = wire.message
         if content is not None:
             self._take_content(wire.index, choice, content, events)
+        if wire.logprobs is not None:
+            tokens = answers.read_logprobs(wire.logprobs, self._omitted)
+            if tokens:
+                events.append(LogprobsDelta(tokens, wire.index))
         if wire.finish_reason is None:
             return
         for reason in (wire.finish_reason, wire.native_finish_reason):
@@ -236,20 +235,30 @@ class ChatStream:
 
     def _take_content(self, index: int, choice: _Choice, content: Content, events: list[Event]) -> None:
         text = content.content
-        if type(text) is str and not (content.reasoning or content.reasoning_content or content.reasoning_details):
+        if type(text) is str and not (
+            content.reasoning_content
+            or content.reasoning
+            or content.reasoning_details
+            or content.images
+            or content.annotations
+            or content.audio
+            or content.executed_tools
+        ):
             # What nearly every chunk is.
             if text:
                 choice.said = True
                 events.append(TextDelta(text, index))
         else:
-            for piece, is_reasoning in answers.texts(content):
+            for piece in answers.pieces_of(content, self._omitted):
                 choice.said = True
-                events.append(ReasoningDelta(piece, index) if is_reasoning else TextDelta(piece, index))
-        if content.reasoning_details:
-            signed = answers.signature(content)
-            if signed is not None and signed != choice.signature:
-                choice.signature = signed
-                events.append(ReasoningDelta("", index, signed))
+                if isinstance(piece, str):
+                    events.append(TextDelta(piece, index))
+                elif isinstance(piece, Image):
+                    events.append(ImageOutput(piece, index))
+                elif (block := choice.blocks.block_of(piece)) is not None:
+                    events.append(
+                        ReasoningDelta(piece.text, index, piece.signature, block, redacted=piece.redacted, id=piece.id)
+                    )
         if content.refusal:
             choice.said = choice.refused = True
             events.append(RefusalDelta(content.refusal, index))
@@ -259,16 +268,18 @@ class ChatStream:
                 events.extend(self._take_call(index, choice, call))
 
     def _take_call(self, choice_index: int, choice: _Choice, wire: ToolCallOut) -> Iterator[Event]:
-        name = wire.function.name if wire.function else None
+        name, piece, signed = answers.call_parts(wire, self._omitted)
         call = self._call_of(choice_index, choice, wire, name)
-        piece = answers.arguments_of(wire)
+        call.signature = signed or call.signature
         if not call.started:
             if not name:
                 call.held.append(piece)
                 return
             call.started = True
-            yield ToolCallStart(call.index, call.id, name, choice_index)
+            yield ToolCallStart(call.index, call.id, name, choice_index, call.signature)
             piece = "".join((*call.held, piece))
+        elif signed is not None:
+            self._omitted["late_signature"] = None
         if piece:
             yield ToolCallDelta(call.index, piece, choice_index)
 
@@ -303,7 +314,7 @@ class ChatStream:
             for call in choice.calls:
                 if not call.started:
                     call.started = True
-                    events.append(ToolCallStart(call.index, call.id, "", index))
+                    events.append(ToolCallStart(call.index, call.id, "", index, call.signature))
                     events.extend(ToolCallDelta(call.index, piece, index) for piece in call.held if piece)
         self._finished = True
         events.append(
@@ -321,6 +332,7 @@ class ChatStream:
                 response_id=self._id,
                 served_model=self._model,
                 provider_request_id=request_id(self._headers),
+                omitted=tuple(self._omitted),
             )
         )
 
@@ -331,7 +343,7 @@ class ChatStream:
         except ProviderError as error:
             self._fail(error)
             return
-        events.extend(_as_events(response))
+        events.extend(as_events(response))
         self._finished = True
 
 
@@ -344,28 +356,3 @@ def _later_cost(known: str | None, later: str | None) -> str | None:
     if later is None or (known is not None and not later.strip("0.")):
         return known
     return later
-
-
-def _as_events(response: ChatResponse) -> Iterator[Event]:
-    for choice in response.choices:
-        for thought in choice.reasoning:
-            yield ReasoningDelta(thought.text, choice.index, thought.signature)
-        if choice.text:
-            yield TextDelta(choice.text, choice.index)
-        if choice.refusal:
-            yield RefusalDelta(choice.refusal, choice.index)
-        for number, call in enumerate(choice.tool_calls):
-            yield ToolCallStart(number, call.id, call.name, choice.index)
-            if call.arguments:
-                yield ToolCallDelta(number, call.arguments, choice.index)
-    if response.usage != NOTHING or response.reported_cost_usd is not None:
-        yield UsageReport(usage=response.usage, reported_cost_usd=response.reported_cost_usd)
-    yield Finished(
-        ends=tuple(
-            ChoiceEnd(choice=c.index, stop_reason=c.stop_reason, native_stop_reason=c.native_stop_reason)
-            for c in response.choices
-        ),
-        response_id=response.response_id,
-        served_model=response.served_model,
-        provider_request_id=response.provider_request_id,
-    )

@@ -38,7 +38,7 @@ picked as materialized (
 )
 update content.job as job
 set status = 'running', owner = $1, claims = job.claims + 1, claimed_at = clock.wall, intent_attempt = null,
-    wait_reason = null
+    wait_reason = null, wait_groups = null
 from clock, picked
 where job.job_id = picked.job_id
 returning

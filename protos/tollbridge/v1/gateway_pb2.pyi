@@ -8,6 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Order(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ORDER_UNSPECIFIED: _ClassVar[Order]
+    ORDER_PRIORITY: _ClassVar[Order]
+    ORDER_COST: _ClassVar[Order]
+    ORDER_LATENCY: _ClassVar[Order]
+    ORDER_WEIGHTED: _ClassVar[Order]
+
+class Unsupported(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    UNSUPPORTED_UNSPECIFIED: _ClassVar[Unsupported]
+    UNSUPPORTED_REFUSE: _ClassVar[Unsupported]
+    UNSUPPORTED_DROP: _ClassVar[Unsupported]
+
 class Class(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CLASS_UNSPECIFIED: _ClassVar[Class]
@@ -30,6 +44,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_REFUSAL: _ClassVar[FinishReason]
     FINISH_REASON_PAUSE: _ClassVar[FinishReason]
     FINISH_REASON_OTHER: _ClassVar[FinishReason]
+ORDER_UNSPECIFIED: Order
+ORDER_PRIORITY: Order
+ORDER_COST: Order
+ORDER_LATENCY: Order
+ORDER_WEIGHTED: Order
+UNSUPPORTED_UNSPECIFIED: Unsupported
+UNSUPPORTED_REFUSE: Unsupported
+UNSUPPORTED_DROP: Unsupported
 CLASS_UNSPECIFIED: Class
 CLASS_INTERACTIVE: Class
 CLASS_BATCH: Class
@@ -46,7 +68,7 @@ FINISH_REASON_PAUSE: FinishReason
 FINISH_REASON_OTHER: FinishReason
 
 class CompletionRequest(_message.Message):
-    __slots__ = ("model", "messages", "temperature", "top_p", "max_output_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "logit_bias", "reasoning_effort", "reasoning_budget_tokens", "end_user", "extra", "tools", "tool_choice", "parallel_tool_calls", "response_format", "session_id", "debit_id", "idempotency_key", "scope_id", "run_id", "step_id", "skill", "skill_version", "role", "tags", "owner_fence", "tool", "max_cost_usd", "allowed_providers", "allow_failover", "resend_uncertain", "spill_after_s")
+    __slots__ = ("model", "messages", "temperature", "top_p", "max_output_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "logit_bias", "reasoning_effort", "reasoning_budget_tokens", "end_user", "extra", "top_k", "verbosity", "tools", "tool_choice", "parallel_tool_calls", "response_format", "service_tier", "prompt_cache_key", "store", "metadata", "session_id", "debit_id", "idempotency_key", "scope_id", "run_id", "step_id", "skill", "skill_version", "role", "tags", "owner_fence", "tool", "max_cost_usd", "allowed_providers", "allow_failover", "resend_uncertain", "spill_after_s", "allowed_models", "order", "unsupported", "explain")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +76,13 @@ class CompletionRequest(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     class TagsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -78,10 +107,16 @@ class CompletionRequest(_message.Message):
     REASONING_BUDGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     END_USER_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    VERBOSITY_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     RESPONSE_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_TIER_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     DEBIT_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +135,10 @@ class CompletionRequest(_message.Message):
     ALLOW_FAILOVER_FIELD_NUMBER: _ClassVar[int]
     RESEND_UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     SPILL_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    ALLOWED_MODELS_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    UNSUPPORTED_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     temperature: float
@@ -117,10 +156,16 @@ class CompletionRequest(_message.Message):
     reasoning_budget_tokens: int
     end_user: str
     extra: _struct_pb2.Struct
+    top_k: int
+    verbosity: str
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     tool_choice: ToolChoice
     parallel_tool_calls: bool
     response_format: ResponseFormat
+    service_tier: str
+    prompt_cache_key: str
+    store: bool
+    metadata: _containers.ScalarMap[str, str]
     session_id: str
     debit_id: str
     idempotency_key: str
@@ -138,7 +183,11 @@ class CompletionRequest(_message.Message):
     allow_failover: bool
     resend_uncertain: ResendUncertain
     spill_after_s: float
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[str, float]] = ..., reasoning_effort: _Optional[str] = ..., reasoning_budget_tokens: _Optional[int] = ..., end_user: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., session_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., scope_id: _Optional[str] = ..., run_id: _Optional[str] = ..., step_id: _Optional[str] = ..., skill: _Optional[str] = ..., skill_version: _Optional[str] = ..., role: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., owner_fence: _Optional[int] = ..., tool: _Optional[str] = ..., max_cost_usd: _Optional[str] = ..., allowed_providers: _Optional[_Iterable[str]] = ..., allow_failover: _Optional[bool] = ..., resend_uncertain: _Optional[_Union[ResendUncertain, str]] = ..., spill_after_s: _Optional[float] = ..., **kwargs) -> None: ...
+    allowed_models: _containers.RepeatedScalarFieldContainer[str]
+    order: Order
+    unsupported: Unsupported
+    explain: bool
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[str, float]] = ..., reasoning_effort: _Optional[str] = ..., reasoning_budget_tokens: _Optional[int] = ..., end_user: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., top_k: _Optional[int] = ..., verbosity: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., service_tier: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., store: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., session_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., scope_id: _Optional[str] = ..., run_id: _Optional[str] = ..., step_id: _Optional[str] = ..., skill: _Optional[str] = ..., skill_version: _Optional[str] = ..., role: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., owner_fence: _Optional[int] = ..., tool: _Optional[str] = ..., max_cost_usd: _Optional[str] = ..., allowed_providers: _Optional[_Iterable[str]] = ..., allow_failover: _Optional[bool] = ..., resend_uncertain: _Optional[_Union[ResendUncertain, str]] = ..., spill_after_s: _Optional[float] = ..., allowed_models: _Optional[_Iterable[str]] = ..., order: _Optional[_Union[Order, str]] = ..., unsupported: _Optional[_Union[Unsupported, str]] = ..., explain: _Optional[bool] = ..., **kwargs) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "text", "parts", "tool_calls", "tool_call_id", "name", "is_error", "refusal", "reasoning")
@@ -217,26 +266,30 @@ class Audio(_message.Message):
     def __init__(self, data: _Optional[bytes] = ..., format: _Optional[str] = ...) -> None: ...
 
 class Reasoning(_message.Message):
-    __slots__ = ("text", "signature", "redacted")
+    __slots__ = ("text", "signature", "redacted", "id")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     REDACTED_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
     text: str
     signature: bytes
     redacted: bool
-    def __init__(self, text: _Optional[str] = ..., signature: _Optional[bytes] = ..., redacted: _Optional[bool] = ...) -> None: ...
+    id: str
+    def __init__(self, text: _Optional[str] = ..., signature: _Optional[bytes] = ..., redacted: _Optional[bool] = ..., id: _Optional[str] = ...) -> None: ...
 
 class Tool(_message.Message):
-    __slots__ = ("name", "description", "parameters", "strict")
+    __slots__ = ("name", "description", "parameters", "strict", "cache")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     STRICT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_FIELD_NUMBER: _ClassVar[int]
     name: str
     description: str
     parameters: _struct_pb2.Struct
     strict: bool
-    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., strict: _Optional[bool] = ...) -> None: ...
+    cache: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., strict: _Optional[bool] = ..., cache: _Optional[str] = ...) -> None: ...
 
 class ToolChoice(_message.Message):
     __slots__ = ("mode", "tool")
@@ -301,7 +354,7 @@ class CompletionResponse(_message.Message):
     def __init__(self, choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("index", "text", "refusal", "reasoning", "tool_calls", "finish_reason", "native_finish_reason")
+    __slots__ = ("index", "text", "refusal", "reasoning", "tool_calls", "finish_reason", "native_finish_reason", "images", "logprobs")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -309,6 +362,8 @@ class Choice(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     NATIVE_FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     refusal: str
@@ -316,7 +371,9 @@ class Choice(_message.Message):
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     finish_reason: FinishReason
     native_finish_reason: str
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., refusal: _Optional[str] = ..., reasoning: _Optional[_Iterable[_Union[Reasoning, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., native_finish_reason: _Optional[str] = ...) -> None: ...
+    images: _containers.RepeatedCompositeFieldContainer[Image]
+    logprobs: Logprobs
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., refusal: _Optional[str] = ..., reasoning: _Optional[_Iterable[_Union[Reasoning, _Mapping]]] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., native_finish_reason: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
 
 class CompletionChunk(_message.Message):
     __slots__ = ("queued", "started", "delta", "finished", "failed")
@@ -373,7 +430,7 @@ class Delta(_message.Message):
     def __init__(self, pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("choice", "text", "reasoning", "refusal", "tool_call", "tool_arguments", "reasoning_signature")
+    __slots__ = ("choice", "text", "reasoning", "refusal", "tool_call", "tool_arguments", "reasoning_signature", "image", "logprobs", "reasoning_redacted", "reasoning_id", "reasoning_block")
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +438,11 @@ class Piece(_message.Message):
     TOOL_CALL_FIELD_NUMBER: _ClassVar[int]
     TOOL_ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
     REASONING_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    REASONING_REDACTED_FIELD_NUMBER: _ClassVar[int]
+    REASONING_ID_FIELD_NUMBER: _ClassVar[int]
+    REASONING_BLOCK_FIELD_NUMBER: _ClassVar[int]
     choice: int
     text: str
     reasoning: str
@@ -388,7 +450,30 @@ class Piece(_message.Message):
     tool_call: ToolCallStart
     tool_arguments: ToolCallArguments
     reasoning_signature: bytes
-    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., reasoning: _Optional[str] = ..., refusal: _Optional[str] = ..., tool_call: _Optional[_Union[ToolCallStart, _Mapping]] = ..., tool_arguments: _Optional[_Union[ToolCallArguments, _Mapping]] = ..., reasoning_signature: _Optional[bytes] = ...) -> None: ...
+    image: Image
+    logprobs: Logprobs
+    reasoning_redacted: bool
+    reasoning_id: str
+    reasoning_block: int
+    def __init__(self, choice: _Optional[int] = ..., text: _Optional[str] = ..., reasoning: _Optional[str] = ..., refusal: _Optional[str] = ..., tool_call: _Optional[_Union[ToolCallStart, _Mapping]] = ..., tool_arguments: _Optional[_Union[ToolCallArguments, _Mapping]] = ..., reasoning_signature: _Optional[bytes] = ..., image: _Optional[_Union[Image, _Mapping]] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., reasoning_redacted: _Optional[bool] = ..., reasoning_id: _Optional[str] = ..., reasoning_block: _Optional[int] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "logprob", "bytes", "top")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    logprob: float
+    bytes: bytes
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, token: _Optional[str] = ..., logprob: _Optional[float] = ..., bytes: _Optional[bytes] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class ToolCallStart(_message.Message):
     __slots__ = ("index", "id", "name", "signature")
@@ -439,7 +524,7 @@ class Failed(_message.Message):
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("request_id", "debit_id", "route", "attempts", "usage", "cost", "ended", "settlement", "counters", "warnings", "served_model", "provider_request_id")
+    __slots__ = ("request_id", "debit_id", "route", "attempts", "usage", "cost", "ended", "settlement", "counters", "warnings", "served_model", "provider_request_id", "left_out")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DEBIT_ID_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +537,7 @@ class Outcome(_message.Message):
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     SERVED_MODEL_FIELD_NUMBER: _ClassVar[int]
     PROVIDER_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     debit_id: str
     route: Route
@@ -464,7 +550,18 @@ class Outcome(_message.Message):
     warnings: _containers.RepeatedScalarFieldContainer[str]
     served_model: str
     provider_request_id: str
-    def __init__(self, request_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., ended: _Optional[str] = ..., settlement: _Optional[str] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., served_model: _Optional[str] = ..., provider_request_id: _Optional[str] = ...) -> None: ...
+    left_out: _containers.RepeatedCompositeFieldContainer[LeftOut]
+    def __init__(self, request_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., attempts: _Optional[_Iterable[_Union[Attempt, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., ended: _Optional[str] = ..., settlement: _Optional[str] = ..., counters: _Optional[_Union[Counters, _Mapping]] = ..., warnings: _Optional[_Iterable[str]] = ..., served_model: _Optional[str] = ..., provider_request_id: _Optional[str] = ..., left_out: _Optional[_Iterable[_Union[LeftOut, _Mapping]]] = ...) -> None: ...
+
+class LeftOut(_message.Message):
+    __slots__ = ("provider", "model", "reason")
+    PROVIDER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    provider: str
+    model: str
+    reason: str
+    def __init__(self, provider: _Optional[str] = ..., model: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("number", "route", "status", "error_class", "http_status", "message", "cost", "code")

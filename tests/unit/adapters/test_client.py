@@ -14,6 +14,7 @@ import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adapters.chat import ChatRequest, Event, Finished, Message, Role, Text, TextDelta, UsageReport
@@ -405,6 +406,30 @@ async def test_an_answer_that_does_not_say_what_is_left_carries_nothing(upstream
         assert (await upstream.complete(call(provider.port))).remaining is None
 
 
+async def test_what_the_profile_leaves_out_of_a_request_is_told_with_the_answer(upstream):
+    async def whole(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER)
+
+    async def in_pieces(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + FINISH + DONE)
+        await exchange.end()
+
+    async with raw_provider(whole) as provider:
+        of = call(provider.port, omit=frozenset({"seed", "user"}))
+        of = msgspec.structs.replace(of, request=msgspec.structs.replace(of.request, seed=1))
+        assert (await upstream.complete(of)).dropped == ("seed",)
+        # A whole answer to a request for a stream.
+        last = (await streamed(upstream, of))[-1]
+        assert isinstance(last, Finished)
+        assert last.dropped == ("seed",)
+    async with raw_provider(in_pieces) as provider:
+        of = msgspec.structs.replace(of, endpoint=call(provider.port, omit=frozenset({"seed"})).endpoint)
+        last = (await streamed(upstream, of))[-1]
+        assert isinstance(last, Finished)
+        assert last.dropped == ("seed",)
+
+
 async def test_an_error_that_was_cut_short_is_not_complete(upstream):
     async def answer(exchange: Exchange) -> None:
         await exchange.answer(b'{"error":{"message":"slow"}}', status=500, cut=10)
@@ -774,7 +799,7 @@ async def test_a_kept_connection_that_closes_upon_the_request_is_uncertain_and_n
         assert provider.connections == 1
 
 
-@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain"])
+@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain", "in a plain answer"])
 async def test_cancelling_closes_the_socket_at_once(upstream, stage):
     reached, closed = asyncio.Event(), asyncio.Event()
 
@@ -783,19 +808,43 @@ async def test_cancelling_closes_the_socket_at_once(upstream, stage):
             await exchange.begin()
         if stage == "in content":
             await exchange.chunk(content("a"))
+        if stage == "in a plain answer":
+            await exchange.send(head(200, {"content-type": "application/json", "content-length": "1000"}), ANSWER)
         reached.set()
         await exchange.closed()
         closed.set()
 
     async with raw_provider(answer) as provider:
-        work = upstream.complete(call(provider.port)) if stage == "plain" else streamed(upstream, call(provider.port))
-        task = asyncio.ensure_future(work)
+        of = call(provider.port)
+        task = asyncio.ensure_future(upstream.complete(of) if "plain" in stage else streamed(upstream, of))
         await reached.wait()
         await turns()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(closed.wait(), 2)
+
+
+@pytest.mark.parametrize("kind", ["die", "reset"])
+@pytest.mark.parametrize("stage", ["before the head", "before content", "in content", "plain", "in a plain answer"])
+async def test_a_provider_that_goes_away_is_noticed_at_once_and_not_by_a_clock(upstream, stage, kind):
+    async def answer(exchange: Exchange) -> None:
+        if stage in {"before content", "in content"}:
+            await exchange.begin()
+        if stage == "in content":
+            await exchange.chunk(content("a"))
+        if stage == "in a plain answer":
+            await exchange.send(head(200, {"content-type": "application/json", "content-length": "1000"}), ANSWER)
+        await turns()
+        exchange.die() if kind == "die" else exchange.reset()
+
+    async with raw_provider(answer) as provider:
+        of = call(provider.port, deadline_s=60, clocks=Clocks(first_byte_s=60, gap_s=60))
+        start = asyncio.get_running_loop().time()
+        with pytest.raises(Broken) as caught:
+            await (upstream.complete(of) if "plain" in stage else streamed(upstream, of))
+        assert caught.value.code == "connection_lost"
+        assert asyncio.get_running_loop().time() - start < 5
 
 
 async def test_leaving_a_stream_early_closes_its_connection(upstream):

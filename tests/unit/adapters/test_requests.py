@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
+from adapters.body import MAX_DEPTH
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -23,10 +25,9 @@ from adapters.chat import (
     ToolCall,
     ToolChoice,
 )
-from adapters.contract import Endpoint, UpstreamCall
+from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import ChatCompletions, envelope
-from adapters.protocols.chat_completions.requests import MAX_DEPTH
 
 PROTOCOL = ChatCompletions()
 HELLO = {"role": "user", "content": "hi"}
@@ -36,10 +37,14 @@ def parse(**fields: object) -> ChatRequest:
     return PROTOCOL.parse_request(json.dumps({"messages": [HELLO], **fields}).encode())
 
 
-def render(request: ChatRequest, *, stream: bool = False, **endpoint: object) -> dict[str, object]:
+def sent(request: ChatRequest, *, stream: bool = False, **endpoint: object) -> HttpRequest:
     target = Endpoint(provider="p", protocol="chat_completions", base_url="http://h/v1", **endpoint)  # type: ignore[arg-type]
     call = UpstreamCall(endpoint=target, model="upstream-model", request=request, deadline=0)
-    rendered = PROTOCOL.render_request(call, stream=stream)
+    return PROTOCOL.render_request(call, stream=stream)
+
+
+def render(request: ChatRequest, *, stream: bool = False, **endpoint: object) -> dict[str, Any]:
+    rendered = sent(request, stream=stream, **endpoint)
     assert rendered.path == "/chat/completions"
     content = json.loads(rendered.body)
     assert isinstance(content, dict)
@@ -133,12 +138,12 @@ def test_the_functions_of_old_are_read_as_tools():
 
 def test_what_the_canonical_form_does_not_carry_is_named():
     request = parse(
-        service_tier="flex",
+        prediction={"type": "content", "content": "x"},
         tools=[{"type": "custom", "custom": {"name": "x"}}],
         messages=[{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "u"}}]}],
     )
     assert request.native is not None
-    assert request.native.unmapped == ("service_tier", "tools[0]")
+    assert request.native.unmapped == ("prediction", "tools[0]")
     assert request.messages[0].content == (
         Opaque(protocol="chat_completions", raw=msgspec.Raw(b'{"type": "video_url", "video_url": {"url": "u"}}')),
     )
@@ -273,15 +278,19 @@ def test_a_stream_always_asks_for_usage_and_keeps_what_the_caller_asked_of_it():
 @pytest.mark.parametrize("native", [True, False])
 def test_the_endpoint_omits_and_forces_fields(native):
     request = parse(temperature=0.5, user="u") if native else chat(USER, temperature=0.5, end_user="u")
-    rendered = render(
-        request, stream=True, omit=frozenset({"user", "stream_options"}), force={"temperature": msgspec.Raw(b"1")}
-    )
+    quirks = {
+        "omit": frozenset({"user", "stream_options", "seed", "temperature"}),
+        "force": {"temperature": msgspec.Raw(b"1")},
+    }
+    rendered = render(request, stream=True, **quirks)
     assert rendered["temperature"] == 1
     assert not {"user", "stream_options"} & rendered.keys()
+    # What is forced is not dropped, and what was not asked neither.
+    assert sent(request, stream=True, **quirks).dropped == ("user",)
 
 
 @pytest.mark.parametrize(
-    ("given", "known", "sent"),
+    ("given", "known", "limits"),
     [
         ({"max_tokens": 5}, None, {"max_tokens": 5}),
         ({"max_completion_tokens": 5}, None, {"max_completion_tokens": 5}),
@@ -291,9 +300,9 @@ def test_the_endpoint_omits_and_forces_fields(native):
         ({"max_tokens": None}, "max_completion_tokens", {}),
     ],
 )
-def test_the_output_limit_is_sent_under_the_name_the_provider_knows(given, known, sent):
+def test_the_output_limit_is_sent_under_the_name_the_provider_knows(given, known, limits):
     rendered = render(parse(**given), max_tokens_field=known)
-    assert {k: v for k, v in rendered.items() if k.startswith("max_")} == sent
+    assert {k: v for k, v in rendered.items() if k.startswith("max_")} == limits
 
 
 def test_a_canonical_limit_takes_the_name_of_the_endpoint():
@@ -354,7 +363,12 @@ def test_extra_fields_are_sent_and_may_not_shadow_one_the_request_has():
 @pytest.mark.parametrize(
     ("request_", "path", "omit"),
     [
-        (chat(USER, reasoning_budget_tokens=5), "reasoning_budget_tokens", "reasoning_budget_tokens"),
+        (
+            chat(USER, Message(role=Role.ASSISTANT, reasoning=(Reasoning(signature="c2ln", redacted=True),))),
+            "messages[1].reasoning",
+            "messages.reasoning",
+        ),
+        (chat(USER, tools=(Tool(name="f", cache="1h"),)), "tools[0].cache", "messages.cache"),
         (chat(Message(role=Role.TOOL, tool_call_id="c", is_error=True)), "messages[0].is_error", "messages.is_error"),
         (
             chat(Message(role=Role.USER, content=(Text(text="x", cache="5m"),))),
@@ -385,7 +399,7 @@ def test_what_the_protocol_cannot_say_is_refused_by_its_path_unless_the_endpoint
         render(request_)
     assert caught.value.path == path
     if omit is not None:
-        assert render(request_, omit=frozenset({omit}))["model"] == "upstream-model"
+        assert sent(request_, omit=frozenset({omit})).dropped == (path,)
 
 
 def test_reasoning_goes_back_in_the_field_the_provider_takes_it_in():
@@ -395,3 +409,155 @@ def test_reasoning_goes_back_in_the_field_the_provider_takes_it_in():
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "", "reasoning_content": "hm"},
     ]
+
+
+# ------------------------------------------------------------------ reasoning
+
+SIGNED = Reasoning(text="hm", signature="c2ln", id="rs_1")
+HIDDEN = Reasoning(signature="gAAA", redacted=True)
+CALLED = ToolCall(id="c1", name="f", arguments="{}", signature="dGM=")
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+def test_a_field_of_text_takes_the_text_and_the_signature_is_told_as_dropped(field):
+    request = chat(USER, Message(role=Role.ASSISTANT, reasoning=(SIGNED, Reasoning(text=" so")), tool_calls=(CALLED,)))
+    message = render(request, reasoning_field=field)["messages"][1]
+    assert message[field] == "hm so"
+    assert message["tool_calls"] == [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    assert sent(request, reasoning_field=field).dropped == (
+        "messages[1].tool_calls[0].signature",
+        "messages[1].reasoning[0].signature",
+    )
+
+
+def test_details_take_blocks_and_signatures_and_come_back_as_they_were():
+    request = chat(USER, Message(role=Role.ASSISTANT, reasoning=(SIGNED, HIDDEN), content=(Text(text="4"),)))
+    rendered = sent(request, reasoning_field="reasoning_details")
+    assert rendered.dropped == ()
+    assert json.loads(rendered.body)["messages"][1]["reasoning_details"] == [
+        {"type": "reasoning.text", "text": "hm", "signature": "c2ln", "id": "rs_1", "index": 0},
+        {"type": "reasoning.encrypted", "data": "gAAA", "index": 1},
+    ]
+    assert PROTOCOL.parse_request(rendered.body).messages == request.messages
+
+
+def test_thinking_parts_go_back_in_the_content_and_are_read_from_there():
+    request = chat(USER, Message(role=Role.ASSISTANT, reasoning=(Reasoning(text="hm"),), content=(Text(text="4"),)))
+    rendered = sent(request, reasoning_field="content")
+    assert json.loads(rendered.body)["messages"][1]["content"] == [
+        {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+        {"type": "text", "text": "4"},
+    ]
+    assert PROTOCOL.parse_request(rendered.body).messages == request.messages
+
+
+def test_signatures_of_tool_calls_go_back_where_the_endpoint_takes_them():
+    request = chat(USER, Message(role=Role.ASSISTANT, tool_calls=(CALLED,)))
+    rendered = sent(request, reasoning_field="extra_content")
+    assert rendered.dropped == ()
+    (call,) = json.loads(rendered.body)["messages"][1]["tool_calls"]
+    assert call["extra_content"] == {"google": {"thought_signature": "dGM="}}
+    assert PROTOCOL.parse_request(rendered.body).messages == request.messages
+    with_details = render(request, reasoning_field="reasoning_details")["messages"][1]
+    assert with_details["reasoning_details"] == [
+        {"type": "reasoning.encrypted", "data": "dGM=", "id": "c1", "index": 0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode", "in_object", "fields"),
+    [
+        ({"reasoning_effort": "low"}, None, False, {"reasoning_effort": "low"}),
+        ({"reasoning_budget_tokens": 5000}, None, False, {"reasoning_effort": "medium"}),
+        ({"reasoning_effort": "xhigh", "reasoning_budget_tokens": 1}, "effort", False, {"reasoning_effort": "xhigh"}),
+        ({"reasoning_effort": "low"}, None, True, {"reasoning": {"effort": "low"}}),
+        ({"reasoning_effort": "low"}, "budget", True, {"reasoning": {"max_tokens": 1024}}),
+        ({"reasoning_budget_tokens": 77}, "budget", True, {"reasoning": {"max_tokens": 77}}),
+        ({"reasoning_budget_tokens": 0}, "budget", True, {"reasoning": {"effort": "none"}}),
+        ({"reasoning_effort": "high"}, "budget", False, {"thinking_budget": 24576}),
+        ({"reasoning_effort": "high"}, "off", True, {"reasoning": {"effort": "none"}}),
+        ({"reasoning_effort": "high"}, "off", False, {}),
+        ({}, "off", True, {"reasoning": {"effort": "none"}}),
+        ({}, "budget", True, {}),
+        ({}, None, False, {}),
+    ],
+)
+def test_reasoning_is_asked_for_in_the_way_of_the_endpoint(asked, mode, in_object, fields):
+    request = chat(USER, **asked)
+    rendered = render(request, reasoning=mode, reasoning_object=in_object)
+    assert {k: v for k, v in rendered.items() if k not in {"messages", "model"}} == fields
+    dropped = sent(request, reasoning=mode, reasoning_object=in_object).dropped
+    assert dropped == (("reasoning_effort",) if mode == "off" and asked else ())
+
+
+def test_a_native_request_for_reasoning_is_turned_only_where_the_endpoint_says_so():
+    request = parse(reasoning_effort="low", thinking={"type": "enabled"})
+    assert render(request)["reasoning_effort"] == "low"
+    assert sent(request).dropped == ()
+    budget = render(request, reasoning="budget", reasoning_object=True)
+    assert budget["reasoning"] == {"max_tokens": 1024}
+    assert "reasoning_effort" not in budget
+    off = sent(request, reasoning="off")
+    assert not {"reasoning_effort", "thinking"} & json.loads(off.body).keys()
+    assert sorted(off.dropped) == ["reasoning_effort", "thinking"]
+
+
+def test_the_object_of_openrouter_is_read_and_what_else_it_asks_is_named():
+    request = parse(reasoning={"effort": "low", "exclude": True})
+    assert request.reasoning_effort == "low"
+    assert parse(reasoning={"max_tokens": 7}).reasoning_budget_tokens == 7
+    assert request.native is not None
+    assert request.native.unmapped == ("reasoning.exclude",)
+    odd = parse(reasoning="much").native
+    assert odd is not None
+    assert odd.unmapped == ("reasoning",)
+
+
+def test_details_of_an_unknown_kind_are_named_and_fail_nothing():
+    details = [{"type": "reasoning.new"}, {"type": 5}, {"type": "reasoning.text", "text": "hm"}]
+    message = {"role": "assistant", "content": "4", "reasoning_details": details}
+    request = PROTOCOL.parse_request(json.dumps({"messages": [message]}).encode())
+    assert request.messages[0].reasoning == (Reasoning(text="hm"),)
+    assert request.native is not None
+    assert request.native.unmapped == ("messages[0].reasoning_details",)
+
+
+# --------------------------------------------------------------- cache markers
+
+CACHED = (
+    Message(role=Role.SYSTEM, content=(Text(text="long", cache="1h"),)),
+    Message(role=Role.USER, content=(Text(text="hi", cache="5m"),)),
+)
+
+
+def test_cache_boundaries_go_to_a_provider_that_takes_them():
+    request = chat(*CACHED, tools=(Tool(name="f", cache="5m"),))
+    rendered = sent(request, cache_control=True)
+    content = json.loads(rendered.body)
+    long, short = (message["content"][0]["cache_control"] for message in content["messages"])
+    assert long == {"type": "ephemeral", "ttl": "1h"}
+    assert short == {"type": "ephemeral"} == content["tools"][0]["cache_control"]
+    assert rendered.dropped == ()
+    back = PROTOCOL.parse_request(rendered.body)
+    assert (back.messages, back.tools) == (request.messages, request.tools)
+
+
+def test_marks_are_taken_off_a_native_request_for_a_provider_that_has_no_word_for_them():
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": "hi", "unknown": 1},
+        {"role": "assistant", "content": "4", "reasoning_content": "hm", "reasoning_details": []},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}, "cache_control": {"type": "ephemeral"}}]
+    request = PROTOCOL.parse_request(json.dumps({"messages": messages, "tools": tools}).encode())
+    untouched = render(request)
+    assert (untouched["messages"], untouched["tools"]) == (messages, tools)
+    rendered = sent(request, omit=frozenset({"messages.cache", "messages.reasoning"}))
+    content = json.loads(rendered.body)
+    assert content["messages"] == [
+        {"role": "system", "content": [{"type": "text", "text": "s"}]},
+        {"role": "user", "content": "hi", "unknown": 1},
+        {"role": "assistant", "content": "4"},
+    ]
+    assert content["tools"] == [{"type": "function", "function": {"name": "f"}}]
+    assert rendered.dropped == ("messages[0].content[0].cache", "messages[2].reasoning", "tools[0].cache")

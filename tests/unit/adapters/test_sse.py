@@ -72,3 +72,23 @@ def test_a_comment_without_end_is_refused():
 
 def test_many_small_events_never_reach_the_limit():
     assert len(decoded(*[b"data: 123456789\n\n"] * 500)) == 500
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_bare_json_value_that_breaks_off_a_stream_is_kept_where_that_is_asked_for(size):
+    stream = b'data: 1\n\n{\n  "error": {\n    "code": 499\n  }\n}\n\ndata: 2\n\n'
+    decoder = EventDecoder(keep_stray=True)
+    events = [event for at in range(0, len(stream), size) for event in decoder.feed(stream[at : at + size])]
+    assert [*events, *decoder.close()] == [("", b"1")]
+    assert decoder.stray is not None
+    assert decoder.stray.startswith(b'{\n  "error": {\n    "code": 499\n  }\n}\n')
+    assert decoded(stream) == [("", b"1"), ("", b"2")]
+
+
+def test_a_bare_json_value_is_held_within_the_limit():
+    decoder = EventDecoder(max_event_bytes=100, keep_stray=True)
+    decoder.feed(b"{\n")
+    for _ in range(49):
+        decoder.feed(b"\n\n")
+    with pytest.raises(EventTooLarge):
+        decoder.feed(b"\n")

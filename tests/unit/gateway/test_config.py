@@ -221,3 +221,135 @@ def test_no_fault_repeats_a_credential(tmp_path):
     text = GOOD.replace('"OPENAI_API_KEY"', '"K"')
     for _, reason in faults(tmp_path, text, K="sk-secret\nx"):
         assert "secret" not in reason
+
+
+ONE_PROVIDER = """
+[providers.p]
+protocol = "chat_completions"
+base_url = "http://127.0.0.1:1/v1"
+%s
+[models.m]
+providers = ["p"]
+"""
+
+
+@pytest.mark.parametrize("field", ["model", "messages", "stream", "input", "contents"])
+def test_no_profile_may_force_or_omit_what_is_the_gateways_to_decide(tmp_path, field):
+    [(path, reason)] = faults(tmp_path, ONE_PROVIDER % f'force = {{ top_k = 3, {field} = "x" }}')
+    assert path == f"providers.p.force.{field}"
+    assert f"'{field}' is the gateway's to decide" in reason
+    [(path, reason)] = faults(tmp_path, ONE_PROVIDER % f'omit = ["user", "{field}"]')
+    assert path == "providers.p.omit.1"
+    assert f"'{field}' is the gateway's to decide" in reason
+
+
+def test_what_is_no_whole_field_of_ours_may_be_omitted_and_others_forced(tmp_path):
+    text = ONE_PROVIDER % 'omit = ["messages.cache", "stream_options"]\nforce = { reasoning = { effort = "low" } }'
+    endpoint = load(tmp_path, text).providers["p"].endpoint
+    assert endpoint is not None
+    assert endpoint.omit == {"messages.cache", "stream_options"}
+    assert set(endpoint.force) == {"reasoning"}
+
+
+SECRETS = [
+    "sk-proj-Zq3vT1",
+    "Bearer sk-proj-Zq3vT1",
+    "$OPENAI_API_KEY_Zq3vT1",
+    "1Zq3vT1",
+    "Zq3vT1\u00e9",
+    "Zq3vT1.",
+    # Names as far as their letters go.
+    "gsk_Zq3vT1aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "AIzaSyZq3vT1aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "Zq3vT1c0ffee5aaaaaaaaaaa",
+]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("key", ["credentials", "requires"])
+def test_a_secret_where_the_name_of_a_variable_belongs_is_refused_and_not_repeated(tmp_path, key, secret):
+    text = ONE_PROVIDER % f'{key} = ["GOOD_NAME", "{secret}"]'
+    with pytest.raises(ConfigFaults) as refused:
+        load(tmp_path, text, GOOD_NAME="k")
+    assert "Zq3vT1" not in str(refused.value)
+    [fault] = refused.value.faults
+    assert fault.path == f"providers.p.{key}.1"
+    assert "NAME of an environment variable" in fault.reason
+    # Neither does whoever reads the file instead of the message.
+    assert "Zq3vT1" not in repr(refused.value.faults)
+
+
+def test_a_long_name_that_is_set_is_a_name(tmp_path):
+    text = ONE_PROVIDER % 'credentials = ["key4theProviderOfTheYear2026"]'
+    assert load(tmp_path, text, key4theProviderOfTheYear2026="k").providers["p"].ready
+
+
+def test_a_credential_that_no_header_can_carry_is_told_by_the_name_that_holds_it(tmp_path):
+    text = ONE_PROVIDER % 'credentials = ["FIRST", "SECOND"]'
+    assert faults(tmp_path, text, SECOND="a\u00e9Zq3vT1") == [
+        ("providers.p", "the value of SECOND cannot be sent in a header")
+    ]
+
+
+WRONG_URLS = [
+    ("mysql://u:{}@h/db", "postgresql://"),
+    ("{}", "postgresql://"),
+    ("postgresql:u:{}@h", "postgresql://"),
+    ("postgresql://u:{}@h:99999/db", "port"),
+    ("postgresql://u:{}@h:0/db", "port"),
+    ("postgresql://u:{}@h:abc/db", "port"),
+    ("postgresql://u:{}@h,g:abc/db", "port"),
+    ("postgresql://u:{}@h/db?port=abc", "port"),
+    ("postgresql://u:a/{}@h/db", "%2F"),
+    ("postgresql://u:a#{}@h/db", "%23"),
+    ("postgresql://u:a@{}@h/db", "%40"),
+    ("postgresql://u:{}@[::1/db", "cannot be read"),
+    ("postgresql://u:{}@::1/db", "port"),
+    ("postgresql://u:{}@h h/db", "host"),
+    ("postgresql://u:{}@h/db?sslmode", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("url", "said"), WRONG_URLS, ids=[url for url, _ in WRONG_URLS])
+@pytest.mark.parametrize("name", ["database_url", "content_database_url"])
+def test_a_database_url_that_cannot_be_one_is_refused_by_the_name_of_its_setting(tmp_path, name, url, said):
+    wrong = url.format("Zq3vT1")
+    for text, environ, path in (
+        (f'{GOOD}\n[gateway]\n{name} = "{wrong}"', {}, f"gateway.{name}"),
+        (GOOD, {f"TOLLBRIDGE_{name.upper()}": wrong}, f"TOLLBRIDGE_{name.upper()}"),
+    ):
+        [(told, reason)] = faults(tmp_path, text, **environ)
+        assert told == path
+        assert said in reason
+        assert "Zq3vT1" not in reason
+        assert "\n" not in reason
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h/db",
+        "postgres://u:p%2F%40%23@h.example:5432,g_1:5433/db?sslmode=require",
+        "postgresql://u@[::1]:5432/db",
+        "postgresql:///db?host=/run/postgresql&port=5433",
+        "postgresql://%2Frun%2Fpostgresql/db",
+        "postgresql://",
+    ],
+)
+def test_a_database_url_that_postgresql_knows_is_taken(tmp_path, url):
+    assert load(tmp_path, GOOD, TOLLBRIDGE_DATABASE_URL=url).database_url == url
+
+
+def test_a_url_to_listen_at_tells_that_the_others_are_a_poolers(tmp_path):
+    assert not load(tmp_path, GOOD, TOLLBRIDGE_DATABASE_URL="postgresql://h/db").pooled
+    settings = load(
+        tmp_path,
+        GOOD,
+        TOLLBRIDGE_DATABASE_URL="postgresql://pooler/db",
+        TOLLBRIDGE_LISTEN_DATABASE_URL="postgresql://server/db",
+    )
+    assert settings.pooled
+    assert settings.listen_database_url == "postgresql://server/db"
+    [(told, reason)] = faults(tmp_path, GOOD, TOLLBRIDGE_LISTEN_DATABASE_URL="postgresql://server/db")
+    assert told == "gateway.listen_database_url"
+    assert "database_url" in reason

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from adapters.chat import ChatRequest, Message, Role, Text
 from admission.lease import Refusal, RefusalReason, new_id
+from admission.settings import AdmissionSettings
 from gateway.call import Call, Caller, Options
 from gateway.errors import AdmissionRefused, Code, GatewayError
 from gateway.failover import Run
@@ -19,6 +20,7 @@ from gateway.outcome import AttemptReport, Cost, RouteReport
 from gateway.rest.status import error_response
 from gateway.router import RoutingSettings
 from gateway.rpc import status as rpc_status
+from gateway.standing import Standing
 
 GROUP = "https://api.example:443"
 
@@ -34,11 +36,16 @@ def refusal(reason: str, retry_after_s: float | None = None, position: int | Non
     )
 
 
+class NoGroups:
+    async def groups(self) -> list[dict[str, Any]]:
+        return []
+
+
 def run() -> Run:
     chat = ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),))
     caller = Caller(key_id=new_id(), name="k", scopes=frozenset())
     call = Call(request_id="r", caller=caller, model="m", chat=chat, options=Options(), transport="rest")
-    return Run(call, RoutingSettings())
+    return Run(call, RoutingSettings(), Standing(NoGroups(), AdmissionSettings(groups={})))
 
 
 async def told(asked: Run, *refusals: Refusal) -> AdmissionRefused:

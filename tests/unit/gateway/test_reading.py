@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
 
 from admission.contract import StoreUnavailable
 from admission.controller import Controller
+from admission.lease import Waiting
 from admission.store import Store
-from gateway import database
-from gateway.errors import NotFound
+from gateway import config, database
+from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.reading import Reading, described
+from gateway.standing import Standing
 
 
 def slot(state: str, seconds: float | None = None) -> dict[str, Any]:
@@ -51,12 +54,20 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.rows: list[dict[str, Any]] = []
+        self.waiting: dict[str, Waiting] = {}
 
     async def reset(self, name: str) -> bool:
         if self.lost:
             raise StoreUnavailable("gone")
         self.asked.append(name)
-        return name in {"fast", "https://api.example:443"}
+        return name in {"fast", "slow", "https://api.example:443"}
+
+    async def groups(self) -> list[dict[str, Any]]:
+        return self.rows
+
+    async def waits(self, debits: Sequence[str]) -> dict[str, Waiting]:
+        return {debit: self.waiting[debit] for debit in debits if debit in self.waiting}
 
 
 class FakeController:
@@ -67,9 +78,32 @@ class FakeController:
         self.advanced.extend(groups)
 
 
-def reading(store: FakeStore, controller: FakeController) -> Reading:
+class FakeJobs:
+    lost = False
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    async def release(self, group: str) -> int:
+        if self.lost:
+            raise database.StoreUnavailable("gone")
+        self.released.append(group)
+        return 1
+
+
+def reading(store: FakeStore, controller: FakeController, jobs: FakeJobs | None = None) -> Reading:
     nothing = cast("Any", None)
-    return Reading(nothing, cast("Controller", controller), cast("Store", store), nothing, nothing, nothing)
+    settings = config.load(None, {"OPENAI_API_KEY": "k"})
+    return Reading(
+        settings,
+        cast("Controller", controller),
+        cast("Store", store),
+        nothing,
+        nothing,
+        nothing,
+        Standing(store, settings.admission),
+        jobs or FakeJobs(),
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,9 +111,9 @@ def reading(store: FakeStore, controller: FakeController) -> Reading:
     [("fast", "fast"), ("https://api.example", "https://api.example:443"), ("https://api.example/v1", None)],
 )
 async def test_a_group_is_reset_by_its_name_or_its_endpoint_and_its_queue_moves_on(asked, name):
-    store, controller = FakeStore(), FakeController()
-    assert await reading(store, controller).reset(asked) == (name or "https://api.example:443")
-    assert controller.advanced == [name or "https://api.example:443"]
+    store, controller, jobs = FakeStore(), FakeController(), FakeJobs()
+    assert await reading(store, controller, jobs).reset(asked) == (name or "https://api.example:443")
+    assert controller.advanced == jobs.released == [name or "https://api.example:443"]
 
 
 async def test_a_group_that_is_not_there_cannot_be_reset():
@@ -95,3 +129,79 @@ async def test_a_store_that_is_away_resets_nothing():
     store.lost = True
     with pytest.raises(database.StoreUnavailable):
         await reading(store, FakeController()).reset("fast")
+
+
+def merged(name: str, *endpoints: str, **more: Any) -> dict[str, Any]:
+    return group(group=name, endpoints=list(endpoints), breaker="closed", **more)
+
+
+async def test_a_group_is_reset_by_an_endpoint_that_it_alone_has():
+    store, controller = FakeStore(), FakeController()
+    store.rows = [
+        merged("fast", "https://a.example:443#a", "https://b.example:443#b"),
+        merged("slow", "https://b.example:443#c"),
+    ]
+    assert await reading(store, controller).reset("https://a.example") == "fast"
+    with pytest.raises(InvalidRequest, match="fast, slow"):
+        await reading(store, controller).reset("https://b.example")
+    assert controller.advanced == ["fast"]
+
+
+async def test_a_reset_that_the_store_of_jobs_did_not_hear_of_says_so():
+    jobs = FakeJobs()
+    jobs.lost = True
+    with pytest.raises(GatewayError) as error:
+        await reading(FakeStore(), FakeController(), jobs).reset("fast")
+    assert error.value.code is Code.CONTENT_STORE_UNAVAILABLE
+    assert "is reset" in error.value.message
+
+
+def test_an_endpoint_is_told_in_two_plain_fields():
+    told = described(merged("g", "https://api.example:443#openai", "http://[::1]:80"))
+    assert told["endpoints"] == [
+        {"endpoint": "https://api.example:443", "provider": "openai"},
+        {"endpoint": "http://[::1]:80", "provider": None},
+    ]
+
+
+def floor(kind: str, model: str | None = None, credential: str = "OPENAI_API_KEY") -> dict[str, Any]:
+    return {"credential": credential, "model": model, "kind": kind, "remaining_s": 12.0}
+
+
+async def test_operators_read_of_whom_what_is_held_back_and_why_and_until_when():
+    store = FakeStore()
+    [row] = store.rows = [merged("g", "https://api.openai.com:443#openai", "https://api.groq.com:443#groq", queued=0)]
+    row["floors"] = [floor("rate_limit", "gpt-4o"), floor("unavailable")]
+    before = datetime.now(UTC)
+    [told] = await reading(store, FakeController()).groups()
+    assert [(f["providers"], f["model"], f["cause"]) for f in told["floors"]] == [
+        (["openai"], "gpt-4o", "rate_limited"),
+        (["openai"], None, "provider_unavailable"),
+    ]
+    for one in told["floors"]:
+        assert timedelta(0) <= one["until"] - before - timedelta(seconds=12) < timedelta(seconds=2)
+        assert "kind" not in one
+
+
+async def test_who_waits_for_a_rate_limit_is_not_said_to_wait_for_failures():
+    store = FakeStore()
+    waiting = [{"class": "interactive", "model": name, "reason": "cooldown"} for name in ("limited", "other")]
+    store.rows = [
+        merged("limited", floors=[floor("rate_limit", "limited")], queued=2, waiting=waiting),
+        {**merged("failing", floors=[floor("rate_limit")], queued=0), "breaker": "open", "cooldown_s": 3.0},
+    ]
+    told = {each["group"]: each for each in await reading(store, FakeController()).groups()}
+    assert [one["reason"] for one in told["limited"]["waiting"]] == ["rate_limited", "cooldown"]
+    store.waiting = {
+        "limited": Waiting(group="limited", position=1, reason="cooldown", until_s=12.0),
+        "ramps up": Waiting(group="limited", position=2, reason="cooldown"),
+        "fails": Waiting(group="failing", position=1, reason="cooldown", until_s=3.0),
+        "full": Waiting(group="failing", position=2, reason="capacity"),
+    }
+    found = await reading(store, FakeController()).waiting(list(store.waiting))
+    assert {debit: one.reason for debit, one in found.items()} == {
+        "limited": "rate_limited",
+        "ramps up": "cooldown",
+        "fails": "cooldown",
+        "full": "capacity",
+    }

@@ -13,7 +13,8 @@ from adapters.contract import Clocks, Endpoint
 from admission.lease import new_id
 from gateway.call import Call, Caller, Options
 from gateway.errors import Code, ModelNotFound, NoRoute
-from gateway.router import Confirms, Model, OnCancel, Provider, Router, RoutingSettings, Target
+from gateway.provider import Confirms, OnCancel, Provider
+from gateway.router import Model, Route, Router, RoutingSettings, Target
 
 
 def provider(name: str, **changes: Any) -> Provider:
@@ -43,12 +44,25 @@ def provider(name: str, **changes: Any) -> Provider:
     )
 
 
+class Flat:
+    """Every request costs the same everywhere."""
+
+    def __init__(self, usd: Decimal | None) -> None:
+        self._usd = usd
+
+    def most(self, _call: Call, _route: Route) -> Decimal | None:
+        return self._usd
+
+    def about(self, _call: Call, _route: Route) -> Decimal | None:
+        return self._usd
+
+
 def router(*providers: Provider, ceiling: Decimal | None = None) -> Router:
     names = [entry.id for entry in providers]
     model = Model(
         name="m", targets=tuple(Target(provider=name, model=f"{name}-model") for name in names), primary=len(names)
     )
-    return Router({entry.id: entry for entry in providers}, {"m": model}, lambda *_: ceiling, RoutingSettings())
+    return Router({entry.id: entry for entry in providers}, {"m": model}, Flat(ceiling), RoutingSettings())
 
 
 def call(model: str = "m", **options: Any) -> Call:
@@ -83,7 +97,7 @@ def test_a_provider_that_cannot_or_may_not_serve_is_left_out_with_its_reason():
     assert {out.provider: out.reason for out in plan.left_out} == {
         "off": "disabled",
         "bare": "not_ready: SOME_KEY not set",
-        "other": "not_allowed",
+        "other": "not_allowed: request",
     }
 
 

@@ -19,12 +19,15 @@ SLOT: dict[str, Any] = {
     "quarantined_until": "2026-11-30T14:02:30+00:00", "quarantined_s": 40.52,
 }  # fmt: skip
 GROUP: dict[str, Any] = {
-    "group": "https://api.openai.com:443", "endpoints": [], "concurrency": 8, "quarantine_headroom": 0,
+    "group": "https://api.openai.com:443",
+    "endpoints": [{"endpoint": "https://api.openai.com:443", "provider": "openai"}],
+    "concurrency": 8, "quarantine_headroom": 0,
     "queue_bound": 32, "breaker": "open", "generation": 3, "cooldown_s": 9.2, "ramp": None, "active": 1,
     "quarantined": 2, "queued": 5, "expected_wait_s": 12.04,
     "queued_by_class": {"interactive": 3, "batch": 2},
     "quarantine": {"slots": 2, "held_back": 2, "share": 0.25, "frees_in_s": [12.0, 40.52]},
-    "floors": [{"credential": "OPENAI_API_KEY", "model": None, "kind": "rate_limited", "remaining_s": 1.96}],
+    "floors": [{"credential": "OPENAI_API_KEY", "providers": ["openai"], "model": None, "cause": "rate_limited",
+                "remaining_s": 1.96, "until": "2026-11-30T14:00:02+00:00"}],
     "allowances": [],
     "slots": [SLOT],
     "waiting": [
@@ -64,9 +67,8 @@ def test_a_group_is_one_line_with_what_quarantine_costs_and_who_waits(answer):
     text = shown()
     for part in ("https://api.openai.com:443", "25 %: 12 s, 40.5 s", "3 + 2", "12 s", "open for 9.2 s more"):
         assert part in text
-    assert "OPENAI_API_KEY" in text
-    assert "rate_limited" in text
     assert "2 s" in text
+    assert "14:00:02" in text
     assert "order-17" not in text
 
 
@@ -86,7 +88,7 @@ def test_what_is_not_told_is_shown_as_unknown_and_not_as_none(answer):
     said, _ = answer
     said["groups"] = [{**OLD, "slots": [{name: SLOT[name] for name in SLOT if name not in ("class", "key_id")}]}]
     lines = [line for line in shown("--slots").splitlines() if "https://" in line]
-    assert [line.split().count("-") for line in lines] == [2, 2]
+    assert [line.split().count("-") for line in lines] == [3, 2]
 
 
 def test_many_slots_in_quarantine_are_told_by_the_first_and_the_last():
@@ -112,3 +114,22 @@ def test_reset_names_the_group_that_was_reset(answer):
     _, told = answer
     assert "https://api.openai.com:443 is reset" in shown("reset", "https://api.openai.com")
     assert told == [("/v1/groups/reset", b'{"group":"https://api.openai.com"}')]
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        ("rate_limited", "limits the rate"),
+        ("credential_rejected", "rejected OPENAI_API_KEY"),
+        ("quota_exhausted", "quota of OPENAI_API_KEY"),
+        ("provider_unavailable", "gateway.provider_left_out"),
+        ("a later version's", "a later version's"),
+    ],
+)
+def test_what_is_held_back_says_whose_it_is_and_why(answer, cause, said):
+    said_by_gateway, _ = answer
+    said_by_gateway["groups"] = [{**GROUP, "floors": [{**GROUP["floors"][0], "cause": cause}]}]
+    text = shown()
+    assert said in text
+    assert "openai" in text
+    assert "as the provider asked" not in text

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 import uuid
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,9 +39,11 @@ from gateway.jobs.model import (
     GiveBack,
     Held,
     Status,
+    Wait,
 )
 from gateway.jobs.settings import JobsSettings
 from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
+from gateway.standing import Cause
 from metering.usage import Usage
 
 SETTINGS = JobsSettings()
@@ -114,7 +118,8 @@ def test_a_refusal_for_now_gives_the_job_back_without_counting_the_run(code: Cod
     error = AdmissionRefused("not now", code=code, retry_after_s=7.0)
     decision = model.after_error(error, claimed(runs=2), sent=False, settings=SETTINGS)
     assert isinstance(decision, GiveBack)
-    assert decision.reason == code.value
+    assert decision.reason == model.waits_for(error)
+    assert decision.reason is not Wait.RETRY
     assert not decision.counts
     assert decision.delay_s == 0.0 if code is Code.QUEUE_FULL else 7.0 <= decision.delay_s <= 8.75
 
@@ -274,7 +279,7 @@ def test_a_full_queue_costs_a_job_no_place_and_gives_its_model_a_rest() -> None:
     decision = model.after_error(
         AdmissionRefused("full", code=Code.QUEUE_FULL, retry_after_s=1.0), claimed(), sent=False, settings=SETTINGS
     )
-    assert decision == GiveBack(delay_s=0.0, reason="queue_full", counts=False, hold_s=SETTINGS.full_hold_s)
+    assert decision == GiveBack(delay_s=0.0, reason=Wait.QUEUE_FULL, counts=False, hold_s=SETTINGS.full_hold_s)
 
 
 @pytest.mark.parametrize("returned", [0, 40])
@@ -313,3 +318,37 @@ def test_an_outcome_that_already_has_the_earlier_attempts_is_left_alone() -> Non
     assert model.joined(outcome(attempt(1)), later) is later
     assert model.joined(None, later) is later
     assert model.joined(later, None) is later
+
+
+@pytest.mark.parametrize("code", sorted(Code))
+def test_whatever_gives_a_job_back_has_a_reason_of_the_documented_table_and_the_groups_it_waits_for(code: Code) -> None:
+    table = (Path(__file__).parents[4] / "docs/operations.md").read_text().partition("**Why a request waits.**")[2]
+    documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n## ")[0], re.MULTILINE)
+    for error in (
+        AdmissionRefused("not now", code=code, groups=("g", "h")),
+        AdmissionRefused("not now", code=code, groups=("g", "h"), outcome=outcome(attempt())),
+    ):
+        decision = model.after_error(error, claimed(), sent=False, settings=SETTINGS)
+        if isinstance(decision, GiveBack):
+            assert decision.reason in documented
+            nobodys = model.waits_for(error) in {Wait.STORE_UNAVAILABLE, Wait.DUPLICATE_DEBIT}
+            assert decision.groups == (() if nobodys else ("g", "h"))
+
+
+def test_every_reason_is_in_the_documented_table() -> None:
+    table = (Path(__file__).parents[4] / "docs/operations.md").read_text().partition("**Why a request waits.**")[2]
+    documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n## ")[0], re.MULTILINE)
+    of_admission = {"capacity", "model_capacity", "rate", "cooldown", "quarantine", "store"}
+    causes = set(Cause)
+    assert set(documented) == of_admission | {wait.value for wait in Wait} | {cause.value for cause in causes}
+    assert len(documented) == len(set(documented))
+    assert {cause.value for cause in causes} <= set(Wait)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wait"),
+    [(None, Wait.RUNNER), ("rate_limited", Wait.RATE_LIMITED), ("all_routes_failed", Wait.RETRY),
+     ("control_store_unavailable", Wait.STORE_UNAVAILABLE), ("of a later version", Wait.RETRY)],
+)  # fmt: skip
+def test_a_reason_that_another_version_stored_is_told_in_todays_words(stored: str | None, wait: Wait) -> None:
+    assert model.wait_of(stored) is wait

@@ -23,7 +23,7 @@ from gateway.rest.fields import BY_NAME, options_from_json
 KEY = new_id()
 
 
-def resolve(model: str) -> None:
+def resolve(model: str, _role: str | None) -> None:
     if model == "missing":
         raise ModelNotFound(f"no model is called {model!r}", param="model")
 

@@ -59,6 +59,10 @@ def test_every_field_can_come_by_header_and_by_json_and_means_the_same():
             ("x-tollbridge-allow-failover", "false"),
             ("x-tollbridge-resend-uncertain", "never"),
             ("x-tollbridge-spill-after-s", "1.5"),
+            ("x-tollbridge-allowed-models", "gpt-4o,openai/*"),
+            ("x-tollbridge-order", "cost"),
+            ("x-tollbridge-unsupported", "drop"),
+            ("x-tollbridge-explain", "true"),
             ("accept", "*/*"),
         )
     )
@@ -68,7 +72,8 @@ def test_every_field_can_come_by_header_and_by_json_and_means_the_same():
             "step_id": "st", "skill": "sk", "skill_version": "2", "role": "planner", "tool": "grep",
             "tags": {"team": "core", "note": "a,b"}, "owner_fence": 7, "class": "batch", "max_cost_usd": 0.10,
             "allowed_providers": ["openai", "local"], "allow_failover": false, "resend_uncertain": "never",
-            "spill_after_s": 1.5}"""
+            "spill_after_s": 1.5, "allowed_models": ["gpt-4o", "openai/*"], "order": "cost", "unsupported": "drop",
+            "explain": true}"""
         )
     )
     assert by_header == by_json
@@ -134,6 +139,11 @@ def test_absent_and_null_fields_are_the_defaults():
         '{"allow_failover": 0}',
         '{"resend_uncertain": "always"}',
         '{"spill_after_s": -1}',
+        '{"order": "best"}',
+        '{"order": 1}',
+        '{"unsupported": "ignore"}',
+        '{"allowed_models": []}',
+        '{"explain": "yes"}',
         '{"spill_after_s": "5"}',
         '{"spill_after_s": 86401}',
     ],

@@ -12,9 +12,9 @@ import pytest
 from adapters import chat
 from admission.lease import Class
 from gateway.answer import Ended
-from gateway.call import Resend
+from gateway.call import Completion, Order, Resend, Unsupported
 from gateway.errors import InvalidRequest
-from gateway.outcome import AttemptReport, Cost, Counters, Outcome
+from gateway.outcome import AttemptReport, Cost, Counters, LeftOut, Outcome
 from gateway.rpc import codec
 from metering.usage import Usage
 from protos.tollbridge.v1 import gateway_pb2 as pb
@@ -82,13 +82,19 @@ def test_every_field_of_the_request_arrives() -> None:
             pb.Message(
                 role="assistant",
                 tool_calls=[pb.ToolCall(id="c1", name="look_up", arguments='{"q":', signature="gü".encode())],
-                reasoning=[pb.Reasoning(text="hm", signature=b"s", redacted=True)],
+                reasoning=[pb.Reasoning(text="hm", signature=b"s", redacted=True, id="rs_1")],
                 refusal="no",
             ),
             pb.Message(role="tool", tool_call_id="c1", text="", is_error=True),
         ],
         temperature=0,
         top_p=0.5,
+        top_k=40,
+        verbosity="low",
+        service_tier="flex",
+        prompt_cache_key="k",
+        store=False,
+        metadata={"ticket": "7"},
         max_output_tokens=100,
         stop=["END"],
         seed=-1,
@@ -101,7 +107,7 @@ def test_every_field_of_the_request_arrives() -> None:
         reasoning_effort="low",
         reasoning_budget_tokens=0,
         end_user="u1",
-        tools=[pb.Tool(name="look_up", description="finds", strict=False)],
+        tools=[pb.Tool(name="look_up", description="finds", strict=False, cache="1h")],
         tool_choice=pb.ToolChoice(tool="look_up"),
         parallel_tool_calls=False,
         response_format=pb.ResponseFormat(kind=pb.ResponseFormat.KIND_JSON_SCHEMA, name="answer", strict=True),
@@ -122,11 +128,15 @@ def test_every_field_of_the_request_arrives() -> None:
         allow_failover=False,
         resend_uncertain=pb.RESEND_UNCERTAIN_NEVER,
         spill_after_s=0,
+        allowed_models=["openai/*"],
+        order=pb.ORDER_LATENCY,
+        unsupported=pb.UNSUPPORTED_DROP,
+        explain=True,
     )
     setattr(request, "class", pb.CLASS_BATCH)
     request.tools[0].parameters.update({"type": "object"})
     request.response_format.schema.update({"type": "object"})
-    request.extra.update({"top_k": 40})
+    request.extra.update({"min_p": 40})
 
     asked = codec.decode_request(request)
 
@@ -148,7 +158,7 @@ def test_every_field_of_the_request_arrives() -> None:
         chat.Message(
             role=chat.Role.ASSISTANT,
             tool_calls=(chat.ToolCall(id="c1", name="look_up", arguments='{"q":', signature="gü"),),
-            reasoning=(chat.Reasoning(text="hm", signature="s", redacted=True),),
+            reasoning=(chat.Reasoning(text="hm", signature="s", redacted=True, id="rs_1"),),
             refusal="no",
         ),
         chat.Message(role=chat.Role.TOOL, tool_call_id="c1", content=(chat.Text(text=""),), is_error=True),
@@ -157,6 +167,8 @@ def test_every_field_of_the_request_arrives() -> None:
     assert (sent.seed, sent.n, sent.presence_penalty, sent.frequency_penalty) == (-1, 2, -1.5, 0.25)
     assert (sent.logprobs, sent.top_logprobs, sent.logit_bias) == (True, 0, {"50256": -100.0})
     assert (sent.reasoning_effort, sent.reasoning_budget_tokens, sent.end_user) == ("low", 0, "u1")
+    assert (sent.top_k, sent.verbosity, sent.service_tier, sent.prompt_cache_key) == (40, "low", "flex", "k")
+    assert (sent.store, sent.metadata, sent.tools[0].cache) == (False, {"ticket": "7"}, "1h")
     assert (sent.tools[0].name, sent.tools[0].description, sent.tools[0].strict) == ("look_up", "finds", False)
     assert bytes(sent.tools[0].parameters or b"") == b'{"type":"object"}'
     assert sent.tool_choice == chat.ToolChoice(mode="tool", tool="look_up")
@@ -167,7 +179,7 @@ def test_every_field_of_the_request_arrives() -> None:
         "answer",
         True,
     )
-    assert {name: bytes(value) for name, value in sent.extra.items()} == {"top_k": b"40"}
+    assert {name: bytes(value) for name, value in sent.extra.items()} == {"min_p": b"40"}
     options = asked.options
     assert (options.session_id, options.debit_id, options.idempotency_key) == ("s", "d", "i")
     assert (options.scope_id, options.run_id, options.step_id) == ("sc", "r", "st")
@@ -175,6 +187,8 @@ def test_every_field_of_the_request_arrives() -> None:
     assert (options.tags, options.owner_fence, options.klass) == ({"team": "a", "empty": ""}, 0, Class.BATCH)
     assert (options.max_cost_usd, options.allowed_providers) == (Decimal("0.10"), ("openai",))
     assert (options.allow_failover, options.resend_uncertain, options.spill_after_s) == (False, Resend.NEVER, 0.0)
+    assert (options.allowed_models, options.order) == (("openai/*",), Order.LATENCY)
+    assert (options.unsupported, options.explain) == (Unsupported.DROP, True)
 
 
 def test_no_field_of_the_request_is_unknown_to_the_codec() -> None:
@@ -263,6 +277,8 @@ REFUSED: list[tuple[str, Callable[[], pb.CompletionRequest]]] = [
     ("stop[1]", lambda: question(stop=["a", ""])),
     ("logit_bias", lambda: question(logit_bias={"1": math.nan})),
     ("tools[0].name", lambda: question(tools=[pb.Tool()])),
+    ("tools[0].cache", lambda: question(tools=[pb.Tool(name="f", cache="2h")])),
+    ("metadata", lambda: question(metadata={"": "x"})),
     ("tools[1].name", lambda: question(tools=[pb.Tool(name="f"), pb.Tool(name="f")])),
     ("tool_choice.tool", lambda: question(tool_choice=pb.ToolChoice(tool="f"))),
     ("tool_choice.mode", lambda: question(tool_choice=pb.ToolChoice.FromString(UNKNOWN_ENUM))),
@@ -273,7 +289,8 @@ REFUSED: list[tuple[str, Callable[[], pb.CompletionRequest]]] = [
     ("extra.temperature", lambda: extra(temperature=1)),
     ("extra.stream", lambda: extra(stream=True)),
     ("extra.max_tokens", lambda: extra(max_tokens=1)),
-    ("extra.top_k", lambda: extra(top_k=math.nan)),
+    ("extra.min_p", lambda: extra(min_p=math.nan)),
+    ("extra.top_k", lambda: extra(top_k=1)),
     ("extra.deep", lambda: extra(deep=[{"a": math.inf}])),
     ("extra", lambda: extra(**{"": 1})),
     ("session_id", lambda: question(session_id="x" * 257)),
@@ -304,8 +321,8 @@ def test_what_cannot_be_meant_is_refused_with_its_path(
 
 
 def test_a_struct_with_a_value_of_no_kind_is_refused() -> None:
-    request = extra(top_k=1)
-    request.extra.fields["top_k"].Clear()
+    request = extra(min_p=1)
+    request.extra.fields["min_p"].Clear()
     with pytest.raises(InvalidRequest, match="no kind"):
         codec.decode_request(request)
 
@@ -350,6 +367,67 @@ def test_pieces_of_one_kind_and_choice_are_joined_and_others_kept_in_order() -> 
     pieces = chunk.delta.pieces
     assert (pieces[0].text, pieces[2].reasoning, pieces[3].reasoning_signature) == ("ab", "de", b"s")
     assert (pieces[6].tool_arguments.arguments, pieces[7].tool_arguments.index) == ('{"q":1}', 1)
+
+
+def test_blocks_of_reasoning_stay_apart_and_keep_what_must_be_sent_back() -> None:
+    chunk = codec.encode_deltas(
+        (
+            chat.ReasoningDelta("a", block=0),
+            chat.ReasoningDelta("b", signature="s", block=0, id="rs_1"),
+            chat.ReasoningDelta("c", block=1),
+            chat.ReasoningDelta("", signature="hidden", block=2, redacted=True),
+        )
+    )
+    told = [
+        (piece.reasoning_block, kind, getattr(piece, kind))
+        for piece in chunk.delta.pieces
+        if (kind := piece.WhichOneof("piece")) is not None
+    ]
+    assert told == [
+        (0, "reasoning", "ab"),
+        (0, "reasoning_id", "rs_1"),
+        (0, "reasoning_signature", b"s"),
+        (1, "reasoning", "c"),
+        (2, "reasoning_redacted", True),
+        (2, "reasoning_signature", b"hidden"),
+    ]
+
+
+TOKEN = chat.TokenLogprob(
+    token="ü", logprob=-0.5, bytes=(0xC3, 0xBC), top=(chat.TokenLogprob(token="u", logprob=-1.5),)
+)
+PICTURE = chat.Image(data=b"\x89PNG", media_type="image/png")
+
+
+def test_pictures_and_log_probabilities_are_told_streamed_and_plain() -> None:
+    streamed = codec.encode_deltas((chat.ImageOutput(PICTURE, 1), chat.LogprobsDelta((TOKEN,)))).delta.pieces
+    assert (streamed[0].choice, streamed[0].image.data, streamed[0].image.media_type) == (1, b"\x89PNG", "image/png")
+    plain = codec.encode_completion(
+        Completion(
+            response=chat.ChatResponse(
+                choices=(
+                    chat.Choice(
+                        index=0,
+                        images=(chat.Image(url="https://pictures.test/a.png"),),
+                        logprobs=(TOKEN,),
+                        stop_reason=chat.StopReason.STOP,
+                        native_stop_reason="stop",
+                    ),
+                )
+            ),
+            outcome=outcome(),
+        )
+    ).choices[0]
+    assert plain.images[0].url == "https://pictures.test/a.png"
+    for told in (streamed[1].logprobs.tokens, plain.logprobs.tokens):
+        assert (told[0].token, told[0].logprob, told[0].bytes) == ("ü", -0.5, b"\xc3\xbc")
+        assert (told[0].top[0].token, told[0].top[0].HasField("bytes")) == ("u", False)
+
+
+def test_an_answer_without_log_probabilities_has_none() -> None:
+    choice = chat.Choice(index=0, text="x", stop_reason=chat.StopReason.STOP, native_stop_reason="stop")
+    encoded = codec.encode_completion(Completion(response=chat.ChatResponse(choices=(choice,)), outcome=outcome()))
+    assert not encoded.choices[0].HasField("logprobs")
 
 
 @pytest.mark.parametrize("reason", chat.StopReason)
@@ -399,6 +477,16 @@ def test_an_outcome_tells_zero_from_absent() -> None:
     )
     assert encoded.route.provider == "openai"
     assert (encoded.attempts[0].code, encoded.attempts[0].http_status) == ("first_byte_timeout", 200)
+
+
+def test_why_a_route_was_not_tried_is_told() -> None:
+    left_out = (LeftOut(provider="p", model="m", reason="capability: images"),)
+    cost = Cost(state="zero")
+    told = Outcome(
+        request_id="r", debit_id="d", ended="failed", attempts=(), cost=cost, settlement="settled", left_out=left_out
+    )
+    [out] = codec.encode_outcome(told).left_out
+    assert (out.provider, out.model, out.reason) == ("p", "m", "capability: images")
 
 
 def test_an_outcome_without_attempts_usage_and_counters_has_none() -> None:

@@ -1,0 +1,167 @@
+"""
+A caller's JSON body, read within bounds.
+
+Every protocol reads its callers through these: what a field we never look at holds is passed on to a provider, so a
+fault in it must be found here; and a refusal names the field and repeats none of its content.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from adapters.errors import MalformedRequest
+
+#: Deeper than any JSON schema in use; shallow enough for every parser on the way.
+MAX_DEPTH = 96
+
+#: What a raw field is when it was not there; to be compared by identity.
+ABSENT = msgspec.Raw()
+
+_DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w-]+=[^;,]*)*);base64,", re.ASCII)
+_EXPECTED_AT = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`$")
+
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_any = msgspec.json.Decoder()
+_encode = msgspec.json.Encoder().encode
+
+T = TypeVar("T")
+
+
+class Wire(msgspec.Struct, kw_only=True, gc=False):
+    """Decoded and read, never changed: from JSON no cycle can come, so the collector need not look."""
+
+
+def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """
+    The top-level fields of a JSON object, byte for byte. Raises `MalformedRequest` for what is no object in UTF-8, is
+    nested too deep, holds a NUL, or gives a top-level field twice.
+    """
+    content = _decoded(body)
+    if not isinstance(content, dict):
+        raise MalformedRequest("", "a JSON object is needed")
+    _refuse_depth(content)
+    fields = _fields.decode(body)
+    _refuse_duplicates(body, fields)
+    return fields
+
+
+def _decoded(body: bytes) -> Any:
+    """The whole body, so that a fault in a field we do not read is found too: it would be passed on unseen."""
+    try:
+        content = _any.decode(body)
+    except msgspec.ValidationError as error:
+        raise MalformedRequest("", "a number is out of range") from error
+    except msgspec.DecodeError as error:
+        raise MalformedRequest("", "the body is not valid JSON in UTF-8") from error
+    except RecursionError as error:
+        raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep") from error
+    if b"\\u0000" in body:
+        _refuse_nul(content)
+    return content
+
+
+def _refuse_depth(content: Any) -> None:
+    """The decoder gives up on deep nesting by itself; this draws a line that does not move with its stack."""
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if type(value) is dict else value)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return
+    raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep")
+
+
+def _refuse_nul(content: Any) -> None:
+    """PostgreSQL stores no NUL, and no model reads one."""
+    left: list[tuple[str, Any]] = [("", content)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, str):
+            if "\0" in value:
+                raise MalformedRequest(path, "a NUL character is not allowed")
+        elif isinstance(value, list):
+            left.extend((f"{path}[{i}]", inner) for i, inner in enumerate(value))
+        elif isinstance(value, dict):
+            if any("\0" in key for key in value):
+                raise MalformedRequest(path, "a NUL character is not allowed")
+            left.extend((f"{path}.{key}" if path else key, inner) for key, inner in value.items())
+
+
+def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+    """
+    A top-level field given twice is refused: which one counts would depend on who reads it. The fields' own bytes add
+    up to the body's length in both usual ways of writing JSON; only another body is read again, by a parser that
+    shows every pair.
+    """
+    count = len(fields)
+    inner = sum(len(bytes(raw)) for raw in fields.values()) + sum(len(_encode(name)) for name in fields)
+    compact = inner + 2 * count + 1
+    if len(body) in {compact, compact + 2 * count - 1}:
+        return
+    pairs: list[tuple[str, Any]] = []
+
+    def keep(found: list[tuple[str, Any]]) -> None:
+        pairs[:] = found
+
+    json.loads(body, object_pairs_hook=keep)
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise MalformedRequest(name[:64], "is given twice")
+        seen.add(name)
+
+
+def typed(body: bytes | msgspec.Raw, kind: type[T], path: str) -> T:
+    """Raises `MalformedRequest` with the path of the field, which begins with `path`."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        _refuse(error, path)
+
+
+def _refuse(error: msgspec.ValidationError, path: str) -> NoReturn:
+    found = _EXPECTED_AT.match(str(error))
+    reason, inner = found.groups() if found else (str(error), "")
+    if reason.startswith("Invalid"):
+        reason = "is not one of the allowed values"  # the original repeats the value
+    elif missing := re.fullmatch(r"Object missing required field `(\w+)`", reason):
+        inner = f"{inner}.{missing.group(1)}" if inner else missing.group(1)
+        reason = "is required"
+    joined = inner if not path else f"{path}{inner}" if inner.startswith("[") else f"{path}.{inner}".rstrip(".")
+    raise MalformedRequest(joined, reason) from error
+
+
+def data_url(url: str, path: str) -> tuple[str | None, bytes]:
+    """Media type and content of a base64 data URL. Raises `MalformedRequest`."""
+    head = _DATA_URL.match(url[:256])
+    if head is None:
+        raise MalformedRequest(path, "is not a base64 data URL")
+    return head.group(1), from_base64(url[head.end() :], path)
+
+
+def from_base64(text: str, path: str) -> bytes:
+    """Raises `MalformedRequest`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise MalformedRequest(path, "is not valid base64") from error
+
+
+def given(raw: msgspec.Raw) -> msgspec.Raw | None:
+    """A raw field, None where it was absent or null."""
+    return None if raw is ABSENT or bytes(raw) == b"null" else raw
+
+
+def to_data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"

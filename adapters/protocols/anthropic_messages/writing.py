@@ -1,0 +1,459 @@
+"""
+Requests of the Messages API to a provider.
+
+A native one goes on as it came, but for the model, `stream`, and what the profile says. From the canonical form, these
+choices are made:
+
+System and developer messages that lead are the top-level `system`. One in the midst of the conversation stays where it
+is, with the role `system`, where this API lets it stand: right after what a user said or a tool gave, and with nothing
+or an answer of the model behind it. Elsewhere it is refused. Not every model takes that role, and which do is the
+profile's to know: where the endpoint's `omit` names "messages.place", the text goes to the end of `system` instead,
+and the place that was lost is told as dropped.
+https://platform.claude.com/docs/en/build-with-claude/mid-conversation-system-messages
+
+Reasoning is asked for in this API's present words, `thinking: adaptive` with `output_config.effort`, or, where a budget
+of tokens was asked for, with `thinking.budget_tokens`, which the newer models refuse: a profile says which of the two
+its models take. A budget is part of the output limit here, so one that the caller gave must be below the limit it gave;
+one that we made of an effort is made to leave half of that limit for the answer; and where the limit is ours, the
+budget comes on top of it. https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, assert_never
+
+import msgspec
+
+from adapters.chat import (
+    Audio,
+    ChatRequest,
+    Document,
+    Image,
+    Message,
+    Opaque,
+    Part,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.errors import RequestNotExpressible
+from adapters.protocols.anthropic_messages.answers import NAME, object_of
+from adapters.reasoning import budget_of, effort_of
+
+_PATH = "/messages"
+_COUNT_PATH = "/messages/count_tokens"
+_VERSION = "2023-06-01"
+
+#: Output tokens where neither the caller nor the profile says how many, since this API must be told: as many as every
+#: model still offered can give. What a budget of reasoning takes comes on top.
+DEFAULT_MAX_TOKENS = 8192
+#: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
+_LEAST_BUDGET = 1024
+
+#: Top-level fields that are ours to write.
+_ENVELOPE = frozenset({"model", "stream"})
+#: What a request to count tokens may hold. https://platform.claude.com/docs/en/api/messages-count-tokens
+_COUNTED = frozenset(
+    {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control", "speed"}
+)
+
+_encode = msgspec.json.Encoder().encode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
+    """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
+    fields, dropped = _rendered(call)
+    if stream:
+        fields["stream"] = True
+    for name in sorted(call.endpoint.omit & fields.keys()):
+        del fields[name]
+        dropped.append(name)
+    fields.update(call.endpoint.force)
+    return _http(_PATH, fields, dropped, call.endpoint, stream=stream)
+
+
+def render_count(call: UpstreamCall) -> HttpRequest:
+    """
+    How many input tokens the request has, asked of the provider, for nothing. Raises `RequestNotExpressible`.
+    https://platform.claude.com/docs/en/api/messages-count-tokens
+    """
+    fields, dropped = _rendered(call)
+    fields = {name: value for name, value in fields.items() if name in _COUNTED}
+    for name in sorted(call.endpoint.omit & fields.keys()):
+        del fields[name]
+        dropped.append(name)
+    return _http(_COUNT_PATH, fields, dropped, call.endpoint, stream=False)
+
+
+def _http(path: str, fields: dict[str, Any], dropped: list[str], endpoint: Endpoint, *, stream: bool) -> HttpRequest:
+    headers = {
+        "content-type": "application/json",
+        "accept": "text/event-stream" if stream else "application/json",
+    }
+    if not any(name.lower() == "anthropic-version" for name in endpoint.headers):
+        headers["anthropic-version"] = _VERSION
+    return HttpRequest(path=path, headers=headers, body=_encode(fields), dropped=tuple(dict.fromkeys(dropped)))
+
+
+def _rendered(call: UpstreamCall) -> tuple[dict[str, Any], list[str]]:
+    native = call.request.native
+    dropped: list[str] = []
+    fields: dict[str, Any]
+    if native is not None and native.protocol == NAME:
+        fields = dict(native.fields)
+        fields.pop("stream", None)
+        if call.endpoint.reasoning == "off":
+            _switch_off(fields, dropped)
+        if "max_tokens" not in fields or bytes(fields["max_tokens"]) == b"null":
+            budget = call.request.reasoning_budget_tokens or 0
+            fields["max_tokens"] = _default_max_tokens(call.endpoint) + budget
+    else:
+        fields = _Rendering(call.request, call.endpoint, dropped).fields()
+    return {"model": call.model, **{name: value for name, value in fields.items() if name != "model"}}, dropped
+
+
+def _switch_off(fields: dict[str, Any], dropped: list[str]) -> None:
+    """The profile asks for no reasoning: what a request of this protocol says of it."""
+    thinking = fields.get("thinking")
+    if thinking is not None and _fields.decode(thinking).get("type") != msgspec.Raw(b'"disabled"'):
+        dropped.append("thinking")
+    fields["thinking"] = {"type": "disabled"}
+
+
+def _default_max_tokens(endpoint: Endpoint) -> int:
+    return endpoint.default_max_tokens if endpoint.default_max_tokens is not None else DEFAULT_MAX_TOKENS
+
+
+#: Canonical fields this API has no word for, and the values with which nothing is asked.
+_UNSAYABLE: dict[str, tuple[Any, ...]] = {
+    "seed": (None,),
+    "n": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "logprobs": (None, False),
+    "top_logprobs": (None, 0),
+    "logit_bias": (None, {}),
+    "verbosity": (None,),
+    "prompt_cache_key": (None,),
+    # The provider keeps nothing that could be asked for again, so that "do not" is what it does.
+    "store": (None, False),
+    "metadata": (None, {}),
+}
+_TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
+
+
+class _Rendering:
+    """One request from its canonical form. What an endpoint's `omit` names is dropped and noted, all else refused."""
+
+    def __init__(self, request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> None:
+        self._request = request
+        self._endpoint = endpoint
+        self._dropped = dropped
+
+    def _refuse(self, setting: str, path: str, reason: str) -> None:
+        """Raises `RequestNotExpressible`, unless `omit` names the setting."""
+        if setting not in self._endpoint.omit:
+            raise RequestNotExpressible(path, reason)
+        self._dropped.append(path)
+
+    def fields(self) -> dict[str, Any]:
+        request = self._request
+        for path in request.native.unmapped if request.native is not None else ():
+            self._refuse(path, path, f"{NAME} has no such field")
+        for name, harmless in _UNSAYABLE.items():
+            if getattr(request, name) not in harmless:
+                self._refuse(name, name, f"{NAME} has no such field")
+        temperature = request.temperature
+        if temperature is not None and not 0 <= temperature <= 1:
+            self._refuse("temperature", "temperature", f"{NAME} takes 0 to 1")
+            temperature = None
+        system, messages = self._messages()
+        thinking, effort, limit = self._reasoning()
+        output = {"effort": effort, "format": self._format()}
+        rendered: dict[str, Any] = {
+            "max_tokens": limit,
+            "system": system,
+            "messages": messages,
+            "tools": [_render_tool(tool, self._endpoint, self._dropped) for tool in request.tools] or None,
+            "tool_choice": self._tool_choice(),
+            "thinking": thinking,
+            "output_config": {name: value for name, value in output.items() if value is not None} or None,
+            "temperature": temperature,
+            "top_p": request.top_p,
+            "top_k": request.top_k,
+            "stop_sequences": list(request.stop) or None,
+            "service_tier": self._service_tier(),
+            "metadata": {"user_id": request.end_user} if request.end_user is not None else None,
+        }
+        fields = {name: value for name, value in rendered.items() if value is not None}
+        for name, value in request.extra.items():
+            if name in fields or name in _ENVELOPE:
+                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
+            fields[name] = value
+        return fields
+
+    # ---------------------------------------------------------- conversation
+
+    def _messages(self) -> tuple[str | list[Any] | None, list[dict[str, Any]]]:
+        """The system prompt, and the turns: what one side says in a row is one turn."""
+        system: list[dict[str, Any]] = []
+        turns: list[tuple[str, int, list[Any]]] = []
+        for i, message in enumerate(self._request.messages):
+            path = f"messages[{i}]"
+            if message.name is not None and message.role is not Role.TOOL:  # a result's is the call's
+                self._refuse("messages.name", f"{path}.name", f"{NAME} knows no names of speakers")
+            blocks = self._blocks(message, path)
+            if message.role in {Role.SYSTEM, Role.DEVELOPER}:
+                if not turns:
+                    system += blocks
+                    continue
+                role = "system"
+            else:
+                role = "assistant" if message.role is Role.ASSISTANT else "user"
+            if not blocks:
+                continue
+            if turns and turns[-1][0] == role:
+                turns[-1][2].extend(blocks)
+            else:
+                turns.append((role, i, blocks))
+        messages: list[dict[str, Any]] = []
+        for number, (role, i, blocks) in enumerate(turns):
+            if role == "system" and ("messages.place" in self._endpoint.omit or not _may_stand(turns, number)):
+                self._refuse("messages.place", f"messages[{i}]", f"{NAME} takes no system message in this place")
+                system += blocks
+            elif messages and messages[-1]["role"] == role:
+                messages[-1]["content"].extend(blocks)
+            else:
+                messages.append({"role": role, "content": blocks})
+        if not messages:
+            raise RequestNotExpressible("messages", f"{NAME} needs a message that is not the system's")
+        for turn in messages:
+            turn["content"] = _plain(turn["content"])
+        return (_plain(system) if system else None), messages
+
+    def _blocks(self, message: Message, path: str) -> list[Any]:
+        """A text without a letter is refused by this API, and says nothing."""
+        blocks = self._thoughts(message, path)
+        content = [self._part(part, f"{path}.content[{j}]") for j, part in enumerate(message.content)]
+        if message.role is Role.TOOL:
+            return [self._result(message, content, path)]
+        if message.role is not Role.USER and not all(isinstance(part, Text | Opaque) for part in message.content):
+            raise RequestNotExpressible(f"{path}.content", f"{NAME} takes only text from {message.role}")
+        blocks += [
+            block
+            for part, block in zip(message.content, content, strict=True)
+            if not isinstance(part, Text) or part.text
+        ]
+        if message.refusal:
+            blocks.append({"type": "text", "text": message.refusal})
+        return blocks + [self._call(call, f"{path}.tool_calls[{j}]") for j, call in enumerate(message.tool_calls)]
+
+    def _thoughts(self, message: Message, path: str) -> list[Any]:
+        if not message.reasoning:
+            return []
+        if "messages.reasoning" in self._endpoint.omit:
+            self._dropped.append(f"{path}.reasoning")
+            return []
+        if any(thought.signature is None for thought in message.reasoning):
+            raise RequestNotExpressible(f"{path}.reasoning", f"{NAME} takes only reasoning that it has signed")
+        return [
+            {"type": "redacted_thinking", "data": thought.signature}
+            if thought.redacted
+            else {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
+            for thought in message.reasoning
+        ]
+
+    def _result(self, message: Message, content: list[Any], path: str) -> dict[str, Any]:
+        if message.tool_call_id is None:
+            raise RequestNotExpressible(f"{path}.tool_call_id", "a result names its call")
+        result: dict[str, Any] = {"type": "tool_result", "tool_use_id": message.tool_call_id}
+        if len(content) == 1 and isinstance(message.content[0], Text):
+            # A boundary after the one text is one after the result; an empty text may have none of its own.
+            inner = content[0]
+            result["content"] = inner["text"]
+            result |= {"cache_control": inner["cache_control"]} if "cache_control" in inner else {}
+        elif content:
+            result["content"] = content
+        if message.is_error:
+            if "messages.is_error" in self._endpoint.omit:
+                self._dropped.append(f"{path}.is_error")
+            else:
+                result["is_error"] = True
+        return result
+
+    def _call(self, call: ToolCall, path: str) -> dict[str, Any]:
+        arguments = object_of(call.arguments)
+        if arguments is None:
+            raise RequestNotExpressible(f"{path}.arguments", f"{NAME} takes arguments that are a JSON object")
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+    def _part(self, part: Part, path: str) -> Any:
+        match part:
+            case Text():
+                block: dict[str, Any] = {"type": "text", "text": part.text}
+            case Image():
+                block = {"type": "image", "source": self._image_source(part, path)}
+            case Document():
+                block = {"type": "document", "source": _document_source(part, path)}
+                if part.filename is not None:
+                    block["title"] = part.filename
+            case Audio():
+                raise RequestNotExpressible(path, f"{NAME} takes no audio")
+            case Opaque():
+                if part.protocol != NAME:
+                    raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                return part.raw
+            case _:
+                assert_never(part)
+        return block | _boundary(part.cache, f"{path}.cache", self._endpoint, self._dropped)
+
+    def _image_source(self, image: Image, path: str) -> dict[str, str]:
+        if image.detail not in {None, "auto"}:
+            self._refuse("messages.detail", f"{path}.detail", f"{NAME} has no grades of detail")
+        if image.url is not None:
+            return {"type": "url", "url": image.url}
+        if image.media_type is None:
+            raise RequestNotExpressible(f"{path}.media_type", f"{NAME} must be told what kind of image it is")
+        return _base64(image.media_type, image.data or b"")
+
+    # ------------------------------------------------------------ parameters
+
+    def _reasoning(self) -> tuple[dict[str, Any] | None, str | None, int]:
+        """`thinking`, `output_config.effort`, and the limit of output tokens."""
+        request, mode = self._request, self._endpoint.reasoning
+        limit, default = request.max_output_tokens, _default_max_tokens(self._endpoint)
+        effort, budget = request.reasoning_effort, request.reasoning_budget_tokens
+        if mode == "off":
+            if effort not in {None, "none"}:
+                self._dropped.append("reasoning_effort")
+            if budget:
+                self._dropped.append("reasoning_budget_tokens")
+            effort, budget = None, 0
+        if effort == "none":
+            effort, budget = None, budget or 0
+        if effort is not None and budget and mode in {"effort", "budget"}:
+            # One wish in two forms, of which the provider takes one.
+            self._dropped.append("reasoning_budget_tokens" if mode == "effort" else "reasoning_effort")
+            effort, budget = (effort, None) if mode == "effort" else (None, budget)
+        if mode == "effort" and budget:
+            effort, budget = effort_of(budget), None
+        path = "reasoning_budget_tokens"
+        if mode == "budget" and budget is None and effort is not None:
+            path, budget = "reasoning_effort", budget_of(effort)
+            effort = None
+            if limit is not None:
+                budget = min(budget, max(limit // 2, _LEAST_BUDGET))
+        if effort == "minimal":
+            effort = "low"  # this API's least
+        if not budget:
+            thinking = {"type": "disabled"} if budget == 0 else None if effort is None else {"type": "adaptive"}
+            return thinking, effort, default if limit is None else limit
+        if limit is None:
+            limit = default + budget
+        if not _LEAST_BUDGET <= budget < limit:
+            raise RequestNotExpressible(path, f"{NAME} takes a budget of at least {_LEAST_BUDGET}, below max_tokens")
+        return {"type": "enabled", "budget_tokens": budget}, effort, limit
+
+    def _format(self) -> dict[str, Any] | None:
+        """The name of a schema is a label of another protocol, and is left out; its description says something."""
+        wanted = self._request.response_format
+        if wanted is None or wanted.kind == "text":
+            return None
+        if wanted.kind != "json_schema" or wanted.schema is None:
+            self._refuse("response_format", "response_format", f"{NAME} takes a JSON schema, and no JSON without one")
+            return None
+        if "response_format" in self._endpoint.omit:
+            self._dropped.append("response_format")
+            return None
+        if wanted.description is not None:
+            self._refuse("response_format.description", "response_format.description", f"{NAME} has no such field")
+        return {"type": "json_schema", "schema": wanted.schema}
+
+    def _tool_choice(self) -> dict[str, Any] | None:
+        choice, parallel = self._request.tool_choice, self._request.parallel_tool_calls
+        if choice is None and (parallel is None or not self._request.tools):
+            return None
+        told: dict[str, Any]
+        match choice:
+            case ToolChoice(mode="none"):
+                return {"type": "none"}
+            case ToolChoice(mode="required"):
+                told = {"type": "any"}
+            case ToolChoice(mode="tool"):
+                told = {"type": "tool", "name": choice.tool}
+            case _:
+                told = {"type": "auto"}
+        return told if parallel is None else {**told, "disable_parallel_tool_use": not parallel}
+
+    def _service_tier(self) -> str | None:
+        """This API takes no tier as an order: it has the usual one, or the better one if there is room."""
+        asked = self._request.service_tier
+        if asked is None:
+            return None
+        if asked not in _TIERS:
+            self._refuse("service_tier", "service_tier", f"{NAME} takes auto and default")
+        return _TIERS.get(asked)
+
+
+def _may_stand(turns: list[tuple[str, int, list[Any]]], number: int) -> bool:
+    """A system message: after a user's turn, and last or before an answer. A tool's result is of a user's turn."""
+    last = number + 1 == len(turns)
+    return turns[number - 1][0] == "user" and (last or turns[number + 1][0] == "assistant")
+
+
+def _plain(blocks: list[Any]) -> str | list[Any]:
+    match blocks:
+        case [{"type": "text", "text": str() as text, **others}] if not others:
+            return text
+        case _:
+            return blocks
+
+
+def _boundary(cache: str | None, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+    if cache is None:
+        return {}
+    if "messages.cache" in endpoint.omit:
+        dropped.append(path)
+        return {}
+    return {"cache_control": {"type": "ephemeral"} if cache == "5m" else {"type": "ephemeral", "ttl": cache}}
+
+
+def _base64(media_type: str, data: bytes) -> dict[str, str]:
+    return {"type": "base64", "media_type": media_type, "data": base64.b64encode(data).decode()}
+
+
+def _document_source(part: Document, path: str) -> dict[str, str]:
+    if part.file_id is not None:
+        return {"type": "file", "file_id": part.file_id}
+    if part.url is not None:
+        return {"type": "url", "url": part.url}
+    data, media_type = part.data or b"", part.media_type
+    if media_type is None and data.startswith(b"%PDF-"):
+        media_type = "application/pdf"
+    if media_type == "application/pdf":
+        return _base64(media_type, data)
+    if media_type is not None and media_type.startswith("text/"):
+        try:
+            return {"type": "text", "media_type": "text/plain", "data": data.decode()}
+        except UnicodeDecodeError as error:
+            raise RequestNotExpressible(f"{path}.data", f"{NAME} takes text in UTF-8") from error
+    raise RequestNotExpressible(f"{path}.media_type", f"{NAME} takes a document as PDF or text")
+
+
+def _render_tool(tool: Tool, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+    parameters = tool.parameters
+    empty = parameters is None or bytes(parameters).replace(b" ", b"") == b"{}"
+    rendered = {
+        "name": tool.name,
+        "description": tool.description,
+        # A tool without arguments has a schema all the same.
+        "input_schema": {"type": "object", "properties": {}} if empty else parameters,
+        "strict": tool.strict,
+    }
+    known = {name: value for name, value in rendered.items() if value is not None}
+    return known | _boundary(tool.cache, f"tools.{tool.name}.cache", endpoint, dropped)

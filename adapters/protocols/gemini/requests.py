@@ -1,0 +1,923 @@
+"""
+Requests of Gemini, from a caller and to a provider.
+
+Google takes every name in two spellings, `inlineData` and `inline_data`, and one object where a list is due; a caller's
+request is therefore read level by level, and what holds names of the caller's own (arguments, results, schemas) is not
+touched. The model and the wish for a stream are in the address, not in the body.
+
+Sources: https://ai.google.dev/api/generate-content, https://ai.google.dev/gemini-api/docs/function-calling,
+https://ai.google.dev/gemini-api/docs/thinking
+"""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+import re
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from adapters.body import from_base64, read_fields, typed
+from adapters.chat import (
+    Audio,
+    ChatRequest,
+    Document,
+    Image,
+    Message,
+    NativeRequest,
+    Opaque,
+    Part,
+    Reasoning,
+    ResponseFormat,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.protocols.gemini import openapi, signatures
+from adapters.protocols.gemini.answers import NAME
+from adapters.reasoning import budget_of, effort_of
+
+_Fields = dict[str, msgspec.Raw]
+
+#: Top-level fields that are ours to write: the address says it.
+_ENVELOPE = frozenset({"model"})
+_CONFIG = "generationConfig"
+
+#: Resource names that say themselves what they are; any other name is that of a model.
+_COLLECTIONS = frozenset({"models", "tunedModels", "publishers", "projects"})
+#: Models from this generation on are told how hard to think in words, and sign what they think.
+_WORDS_SINCE = 3
+_GENERATION = re.compile(r"gemini-([0-9]{1,3})(?![0-9])")
+
+_AUDIO_FORMAT = {"mpeg": "mp3", "x-wav": "wav", "wave": "wav", "vnd.wave": "wav"}
+#: Kept on Google's side, where no one else can read them.
+_GOOGLES_OWN = ("gs://", "https://generativelanguage.googleapis.com/")
+
+_encode = msgspec.json.Encoder().encode
+_object_in = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says of how it wants to be served, not of the chat. Here the address says it; the body seldom."""
+
+    model: str | None = None
+    stream: bool = False
+    include_usage: bool = True
+
+
+def envelope(request: ChatRequest) -> Envelope:
+    """Of a request that `parse_request` gave."""
+    fields = request.native.fields if request.native is not None else {}
+    model = msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None
+    return Envelope(model=model.removeprefix("models/") if model else None)
+
+
+# ------------------------------------------------------------------- reading
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Raises `MalformedRequest`, which names the field and repeats none of its content."""
+    native = read_fields(body)
+    fields = fields_of(native)
+    unmapped = [name for name in native if _camel(name) not in _MAPPED]
+    config = object_of(fields["generationConfig"], _CONFIG) if _CONFIG in fields else {}
+    unmapped += [f"{_CONFIG}.{name}" for name in config if name not in _MAPPED_CONFIG]
+    if "model" in fields:
+        typed(fields["model"], str, "model")
+    contents = list_of(fields.get("contents"), "contents")
+    if not contents:
+        raise MalformedRequest("contents", "is required")
+    messages = _Messages(unmapped)
+    if "systemInstruction" in fields:
+        messages.take_system(fields["systemInstruction"])
+    for i, raw in enumerate(contents):
+        messages.take(raw, i)
+    tools = _tools(fields.get("tools"), unmapped)
+    choice, strict = _tool_choice(fields.get("toolConfig"), tools, unmapped)
+    if strict:
+        tools = [msgspec.structs.replace(tool, strict=True) for tool in tools]
+    read = _Config(config)
+    logprobs = read.leaf("responseLogprobs", bool)
+    effort, budget = _thinking(config, unmapped)
+    service_tier = typed(fields["serviceTier"], str, "serviceTier") if "serviceTier" in fields else None
+    return ChatRequest(
+        messages=tuple(messages.messages),
+        tools=tuple(tools),
+        tool_choice=choice,
+        response_format=_response_format(config, unmapped),
+        max_output_tokens=read.count("maxOutputTokens"),
+        temperature=read.leaf("temperature", float),
+        top_p=read.leaf("topP", float),
+        top_k=read.count("topK"),
+        stop=read.leaf("stopSequences", tuple[str, ...]) or (),
+        seed=read.leaf("seed", int),
+        n=read.count("candidateCount"),
+        presence_penalty=read.leaf("presencePenalty", float),
+        frequency_penalty=read.leaf("frequencyPenalty", float),
+        logprobs=logprobs,
+        top_logprobs=read.count("logprobs"),
+        reasoning_effort=effort,
+        reasoning_budget_tokens=budget,
+        service_tier="default" if service_tier == "standard" else service_tier,
+        store=typed(fields["store"], bool, "store") if "store" in fields else None,
+        native=NativeRequest(protocol=NAME, fields=native, unmapped=tuple(unmapped)),
+    )
+
+
+_MAPPED = frozenset({"model", "contents", "systemInstruction", "tools", "toolConfig", _CONFIG, "serviceTier", "store"})
+_MAPPED_CONFIG = frozenset(
+    {
+        "maxOutputTokens",
+        "temperature",
+        "topP",
+        "topK",
+        "stopSequences",
+        "seed",
+        "candidateCount",
+        "presencePenalty",
+        "frequencyPenalty",
+        "responseLogprobs",
+        "logprobs",
+        "thinkingConfig",
+        "responseMimeType",
+        "responseSchema",
+        "responseJsonSchema",
+        "responseModalities",
+    }
+)
+
+
+def _camel(name: str) -> str:
+    if "_" not in name:
+        return name
+    first, *others = name.lstrip("_").split("_")
+    return first + "".join(other[:1].upper() + other[1:] for other in others)
+
+
+def fields_of(fields: Mapping[str, msgspec.Raw]) -> _Fields:
+    """The fields of an object of the protocol: names in one spelling, and a null is as good as absent."""
+    return {_camel(name): raw for name, raw in fields.items() if bytes(raw) != b"null"}
+
+
+def object_of(raw: msgspec.Raw, path: str) -> _Fields:
+    """Raises `MalformedRequest` with the path."""
+    return fields_of(typed(raw, _Fields, path))
+
+
+def list_of(raw: msgspec.Raw | None, path: str) -> list[msgspec.Raw]:
+    """A list, or the one object that stands for it."""
+    if raw is None:
+        return []
+    return [raw] if bytes(raw)[:1] == b"{" else typed(raw, list[msgspec.Raw], path)
+
+
+class _Config:
+    """`generationConfig`, field by field."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, fields: _Fields) -> None:
+        self._fields = fields
+
+    def leaf(self, name: str, kind: Any) -> Any:
+        return typed(self._fields[name], kind, f"{_CONFIG}.{name}") if name in self._fields else None
+
+    def count(self, name: str) -> int | None:
+        """A whole number that is not negative; Google takes 40.0 for 40."""
+        value: int | float | None = self.leaf(name, int | float)
+        if value is None:
+            return None
+        if value != int(value) or not 0 <= value < 2**31:
+            raise MalformedRequest(f"{_CONFIG}.{name}", "is not a whole number in range")
+        return int(value)
+
+
+class _Messages:
+    """Contents to messages. A call without an id gets one, and a result without one the id of its call."""
+
+    def __init__(self, unmapped: list[str]) -> None:
+        self.messages: list[Message] = []
+        self._unmapped = unmapped
+        #: Calls of the latest model content that have no result yet: (name, id).
+        self._open: list[tuple[str, str]] = []
+
+    def take_system(self, raw: msgspec.Raw) -> None:
+        path = "systemInstruction"
+        if bytes(raw)[:1] == b'"':
+            self.messages.append(Message(role=Role.SYSTEM, content=(Text(text=typed(raw, str, path)),)))
+            return
+        content = object_of(raw, path)
+        parts = list_of(content.get("parts"), f"{path}.parts")
+        found = [self._part(part, f"{path}.parts[{i}]") for i, part in enumerate(parts)]
+        texts = tuple(part for part in found if part is not None and not (isinstance(part, Text) and not part.text))
+        if texts:
+            self.messages.append(Message(role=Role.SYSTEM, content=texts))
+
+    def take(self, raw: msgspec.Raw, number: int) -> None:
+        path = f"contents[{number}]"
+        content = object_of(raw, path)
+        role = typed(content["role"], str, f"{path}.role") if "role" in content else "user"
+        parts = list_of(content.get("parts"), f"{path}.parts")
+        match role:
+            case "model":
+                self._take_model(parts, path, number)
+            case "user" | "function":
+                self._take_user(parts, path)
+            case _:
+                raise MalformedRequest(f"{path}.role", "is not one of the allowed values")
+
+    def _take_user(self, parts: Sequence[msgspec.Raw], path: str) -> None:
+        content: list[Part] = []
+        for i, raw in enumerate(parts):
+            at = f"{path}.parts[{i}]"
+            fields = object_of(raw, at)
+            if "functionResponse" in fields:
+                if content:
+                    self.messages.append(Message(role=Role.USER, content=tuple(content)))
+                    content = []
+                self.messages.append(self._result(fields, at))
+            elif (part := self._part(raw, at)) is not None:
+                content.append(part)
+        if content or not parts:
+            self.messages.append(Message(role=Role.USER, content=tuple(content)))
+
+    def _take_model(self, parts: Sequence[msgspec.Raw], path: str, number: int) -> None:
+        content: list[Part] = []
+        reasoning: list[Reasoning] = []
+        calls: list[ToolCall] = []
+        length = images = 0
+        self._open = []
+        for i, raw in enumerate(parts):
+            at = f"{path}.parts[{i}]"
+            fields = object_of(raw, at)
+            signature = _signature(fields, at)
+            if "functionCall" in fields:
+                call = self._call(fields["functionCall"], f"{at}.functionCall", f"call_{number}_{i}", signature)
+                calls.append(call)
+                self._open.append((call.name, call.id))
+                continue
+            if "text" in fields and "thought" in fields and typed(fields["thought"], bool, f"{at}.thought"):
+                reasoning.append(Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=signature))
+                continue
+            part = self._part(raw, at)
+            start, length = length, length + (len(part.text) if isinstance(part, Text) else 0)
+            if isinstance(part, Text) and not part.text:
+                part = None
+            if part is not None:
+                content.append(part)
+            if signature is not None and not isinstance(part, Opaque):
+                is_image = isinstance(part, Image)
+                place = signatures.image_id(images) if is_image else signatures.text_id(start, length)
+                reasoning.append(Reasoning(signature=signature, id=place))
+            images += isinstance(part, Image)
+        self.messages.append(
+            Message(role=Role.ASSISTANT, content=tuple(content), reasoning=tuple(reasoning), tool_calls=tuple(calls))
+        )
+
+    def _call(self, raw: msgspec.Raw, path: str, made_id: str, signature: str | None) -> ToolCall:
+        call = object_of(raw, path)
+        if "name" not in call:
+            raise MalformedRequest(f"{path}.name", "is required")
+        args = call.get("args")
+        if args is not None:
+            typed(args, _Fields, f"{path}.args")
+        return ToolCall(
+            id=(typed(call["id"], str, f"{path}.id") if "id" in call else "") or made_id,
+            name=typed(call["name"], str, f"{path}.name"),
+            arguments=bytes(args).decode() if args is not None else "{}",
+            signature=signature,
+        )
+
+    def _result(self, fields: _Fields, path: str) -> Message:
+        at = f"{path}.functionResponse"
+        wire = object_of(fields["functionResponse"], at)
+        if "name" not in wire:
+            raise MalformedRequest(f"{at}.name", "is required")
+        name = typed(wire["name"], str, f"{at}.name")
+        call_id = typed(wire["id"], str, f"{at}.id") if "id" in wire else ""
+        found = next((call for call in self._open if call[1] == call_id or (not call_id and call[0] == name)), None)
+        if found is not None:
+            self._open.remove(found)
+        elif not call_id:
+            self._unmapped.append(at)
+        self._unmapped += [f"{at}.{key}" for key in wire if key not in {"name", "id", "response", "parts"}]
+        text, is_error = _result_text(wire.get("response"), f"{at}.response")
+        content: list[Part] = [Text(text=text)] if text else []
+        for i, part in enumerate(list_of(wire.get("parts"), f"{at}.parts")):
+            inner = self._part(part, f"{at}.parts[{i}]")
+            if inner is not None:
+                content.append(inner)
+        return Message(
+            role=Role.TOOL,
+            content=tuple(content),
+            name=name,
+            tool_call_id=found[1] if found is not None else call_id or name,
+            is_error=is_error,
+        )
+
+    def _part(self, raw: msgspec.Raw, path: str) -> Part | None:
+        """None for a part that says nothing."""
+        fields = object_of(raw, path)
+        match set(fields) - {"thoughtSignature"}:
+            case kinds if not kinds:
+                return None
+            case kinds if kinds <= {"text", "thought"} and "text" in kinds:
+                return Text(text=typed(fields["text"], str, f"{path}.text"))
+            case kinds if kinds == {"inlineData"}:
+                return _inline(object_of(fields["inlineData"], f"{path}.inlineData"), raw, f"{path}.inlineData")
+            case kinds if kinds == {"fileData"}:
+                return _file(object_of(fields["fileData"], f"{path}.fileData"), raw, f"{path}.fileData")
+            case _:
+                return Opaque(protocol=NAME, raw=raw)
+
+
+def _signature(fields: _Fields, path: str) -> str | None:
+    if "thoughtSignature" not in fields:
+        return None
+    return signatures.heard(typed(fields["thoughtSignature"], str, f"{path}.thoughtSignature")) or None
+
+
+def _inline(blob: _Fields, raw: msgspec.Raw, path: str) -> Part:
+    if "data" not in blob or "mimeType" not in blob:
+        raise MalformedRequest(f"{path}.{'data' if 'mimeType' in blob else 'mimeType'}", "is required")
+    media_type = typed(blob["mimeType"], str, f"{path}.mimeType")
+    text = typed(blob["data"], str, f"{path}.data")
+    data = from_base64(text.replace("-", "+").replace("_", "/") if "-" in text or "_" in text else text, f"{path}.data")
+    kind, _, sub = media_type.partition("/")
+    match kind:
+        case "image":
+            return Image(data=data, media_type=media_type)
+        case "audio":
+            return Audio(data=data, format=_AUDIO_FORMAT.get(sub, sub))
+        case "video":
+            return Opaque(protocol=NAME, raw=raw)
+        case _:
+            filename = typed(blob["displayName"], str, f"{path}.displayName") if "displayName" in blob else None
+            return Document(data=data, media_type=media_type, filename=filename)
+
+
+def _file(file: _Fields, raw: msgspec.Raw, path: str) -> Part:
+    if "fileUri" not in file:
+        raise MalformedRequest(f"{path}.fileUri", "is required")
+    url = typed(file["fileUri"], str, f"{path}.fileUri")
+    media_type = typed(file["mimeType"], str, f"{path}.mimeType") if "mimeType" in file else None
+    kind = (media_type or mimetypes.guess_type(url)[0] or "").partition("/")[0]
+    if url.startswith(_GOOGLES_OWN) or kind in {"video", "audio", ""}:
+        return Opaque(protocol=NAME, raw=raw)
+    if kind == "image":
+        return Image(url=url, media_type=media_type)
+    return Document(url=url, media_type=media_type)
+
+
+def _result_text(raw: msgspec.Raw | None, path: str) -> tuple[str, bool]:
+    """A function's result as text, and whether it failed: Google's words for the two are "output" and "error"."""
+    if raw is None:
+        return "", False
+    fields = typed(raw, _Fields, path)
+    if len(fields) == 1:
+        (name, value), text = next(iter(fields.items())), None
+        if name in {"output", "error"} and bytes(value)[:1] == b'"':
+            text = typed(value, str, f"{path}.{name}")
+        if text is not None:
+            return text, name == "error"
+    return bytes(raw).decode(), False
+
+
+def _tools(raw: msgspec.Raw | None, unmapped: list[str]) -> list[Tool]:
+    tools: list[Tool] = []
+    for i, entry in enumerate(list_of(raw, "tools")):
+        path = f"tools[{i}]"
+        fields = object_of(entry, path)
+        unmapped += [f"{path}.{name}" for name in fields if name != "functionDeclarations"]
+        declared = list_of(fields.get("functionDeclarations"), f"{path}.functionDeclarations")
+        for j, declaration in enumerate(declared):
+            tools.append(_tool(declaration, f"{path}.functionDeclarations[{j}]", unmapped))
+    return tools
+
+
+def _tool(raw: msgspec.Raw, path: str, unmapped: list[str]) -> Tool:
+    fields = object_of(raw, path)
+    if "name" not in fields:
+        raise MalformedRequest(f"{path}.name", "is required")
+    known = {"name", "description", "parameters", "parametersJsonSchema"}
+    unmapped += [f"{path}.{name}" for name in fields if name not in known]
+    parameters = fields.get("parametersJsonSchema")
+    if parameters is None and "parameters" in fields:
+        parameters = openapi.to_json_schema(fields["parameters"])
+    return Tool(
+        name=typed(fields["name"], str, f"{path}.name"),
+        description=typed(fields["description"], str, f"{path}.description") if "description" in fields else None,
+        parameters=parameters,
+    )
+
+
+def _tool_choice(raw: msgspec.Raw | None, tools: Sequence[Tool], unmapped: list[str]) -> tuple[ToolChoice | None, bool]:
+    """The choice, and whether calls are held to their schemas."""
+    if raw is None:
+        return None, False
+    fields = object_of(raw, "toolConfig")
+    unmapped += [f"toolConfig.{name}" for name in fields if name != "functionCallingConfig"]
+    if "functionCallingConfig" not in fields:
+        return None, False
+    path = "toolConfig.functionCallingConfig"
+    config = object_of(fields["functionCallingConfig"], path)
+    unmapped += [f"{path}.{name}" for name in config if name not in {"mode", "allowedFunctionNames"}]
+    names = (
+        typed(config["allowedFunctionNames"], tuple[str, ...], f"{path}.allowedFunctionNames")
+        if "allowedFunctionNames" in config
+        else ()
+    )
+    mode = typed(config["mode"], str, f"{path}.mode").upper() if "mode" in config else "MODE_UNSPECIFIED"
+    match mode, names:
+        case "MODE_UNSPECIFIED", _:
+            return None, False
+        case "NONE", _:
+            return ToolChoice(mode="none"), False
+        case "ANY", (name,):
+            return ToolChoice(mode="tool", tool=name), False
+        case _:
+            pass
+    if names and {tool.name for tool in tools} != set(names):
+        unmapped.append(f"{path}.allowedFunctionNames")
+    match mode:
+        case "AUTO":
+            return ToolChoice(mode="auto"), False
+        case "VALIDATED":
+            return ToolChoice(mode="auto"), True
+        case "ANY":
+            return ToolChoice(mode="required"), False
+        case _:
+            raise MalformedRequest(f"{path}.mode", "is not one of the allowed values")
+
+
+def _response_format(config: _Fields, unmapped: list[str]) -> ResponseFormat | None:
+    if "responseModalities" in config:
+        path = f"{_CONFIG}.responseModalities"
+        if [word.upper() for word in typed(config["responseModalities"], list[str], path)] != ["TEXT"]:
+            unmapped.append(path)
+    path = f"{_CONFIG}.responseMimeType"
+    kind = typed(config["responseMimeType"], str, path) if "responseMimeType" in config else None
+    schema = config.get("responseJsonSchema")
+    if schema is None and "responseSchema" in config:
+        schema = openapi.to_json_schema(config["responseSchema"])
+    match kind, schema:
+        case None, None:
+            return None
+        case "text/plain", None:
+            return ResponseFormat(kind="text")
+        case ("application/json", None):
+            return ResponseFormat(kind="json_object")
+        case (None | "application/json", msgspec.Raw() as schema):
+            return ResponseFormat(kind="json_schema", schema=schema)
+        case _:
+            unmapped.append(path)
+            return None
+
+
+def _thinking(config: _Fields, unmapped: list[str]) -> tuple[str | None, int | None]:
+    """Effort and budget. A negative budget leaves it to the model, as none does."""
+    if "thinkingConfig" not in config:
+        return None, None
+    path = f"{_CONFIG}.thinkingConfig"
+    fields = object_of(config["thinkingConfig"], path)
+    unmapped += [
+        f"{path}.{name}" for name in fields if name not in {"thinkingBudget", "thinkingLevel", "includeThoughts"}
+    ]
+    level = typed(fields["thinkingLevel"], str, f"{path}.thinkingLevel") if "thinkingLevel" in fields else ""
+    effort = None if level.upper() in {"", "THINKING_LEVEL_UNSPECIFIED"} else level.lower()
+    budget = typed(fields["thinkingBudget"], int, f"{path}.thinkingBudget") if "thinkingBudget" in fields else -1
+    if budget >= 2**31:
+        raise MalformedRequest(f"{path}.thinkingBudget", "is out of range")
+    return effort, budget if budget >= 0 else None
+
+
+# ------------------------------------------------------------------- writing
+
+
+def path_of(model: str, verb: str) -> str:
+    """
+    The address of a model's method, below the base URL. A name is one of a model, or a resource name that says where
+    the model is. Raises `RequestNotExpressible` for a name that is none, and never lets one reach another address.
+    """
+    steps = model.split("/")
+    if steps[0] not in _COLLECTIONS:
+        # The slash of a name is no step of the path.
+        return f"/models/{urllib.parse.quote(_step(model), safe='@')}:{verb}"
+    return "".join(f"/{urllib.parse.quote(_step(step), safe='@')}" for step in steps) + f":{verb}"
+
+
+def _step(step: str) -> str:
+    if step in {"", ".", ".."} or not all(part not in {"", ".", ".."} for part in step.split("/")):
+        raise RequestNotExpressible("model", "is not the name of a model")
+    return step
+
+
+def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
+    """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
+    endpoint, request = call.endpoint, call.request
+    dropped: list[str] = []
+    fields: dict[str, Any]
+    if request.native is not None and request.native.protocol == NAME:
+        fields = dict(request.native.fields)
+        if endpoint.reasoning == "off":
+            _switch_off(fields, dropped)
+    else:
+        fields = _Writer(call, dropped).fields()
+    fields.pop("model", None)
+    _omit(fields, endpoint, dropped)
+    fields.update(endpoint.force)
+    verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
+    return HttpRequest(
+        path=path_of(call.model, verb),
+        headers={
+            "content-type": "application/json",
+            "accept": "text/event-stream" if stream else "application/json",
+        },
+        body=_encode(fields),
+        dropped=tuple(dropped),
+    )
+
+
+def _omit(fields: dict[str, Any], endpoint: Endpoint, dropped: list[str]) -> None:
+    """Fields by their name on the wire, in either spelling; a dot reaches into `generationConfig`."""
+    for path in sorted(endpoint.omit):
+        name, _, inner = path.partition(".")
+        for written in [written for written in fields if _camel(written) == name]:
+            if not inner:
+                del fields[written]
+                dropped.append(path)
+            elif name == _CONFIG:
+                config = _inner(fields[written])
+                for found in [found for found in config if _camel(found) == inner]:
+                    del config[found]
+                    dropped.append(path)
+                fields[written] = config
+
+
+def _switch_off(fields: dict[str, Any], dropped: list[str]) -> None:
+    written = next((name for name in fields if _camel(name) == _CONFIG), _CONFIG)
+    config = _inner(fields.get(written, {}))
+    for name in [name for name in config if _camel(name) == "thinkingConfig"]:
+        del config[name]
+        dropped.append(f"{_CONFIG}.thinkingConfig")
+    config["thinkingConfig"] = {"thinkingBudget": 0}
+    fields[written] = config
+
+
+def _inner(value: Any) -> dict[str, Any]:
+    return dict(_object_in.decode(value)) if isinstance(value, msgspec.Raw) else dict(value)
+
+
+class _Writer:
+    """One canonical request in the words of this protocol."""
+
+    def __init__(self, call: UpstreamCall, dropped: list[str]) -> None:
+        self._request = call.request
+        self._endpoint = call.endpoint
+        self._dropped = dropped
+        found = _GENERATION.search(call.model)
+        self._generation = int(found.group(1)) if found else 0
+        #: Of the calls so far, what function each was of.
+        self._names: dict[str, str] = {}
+
+    def fields(self) -> dict[str, Any]:
+        request = self._request
+        if request.native is not None:
+            for path in request.native.unmapped:
+                self._refuse(path, "has no such field", path)
+        for name in ("logit_bias", "verbosity", "prompt_cache_key", "metadata", "end_user"):
+            if getattr(request, name) is not None:
+                self._refuse(name, "has no such field", name)
+        if request.parallel_tool_calls is False:
+            self._refuse("parallel_tool_calls", "cannot forbid more than one call at a time", "parallel_tool_calls")
+        contents, system = self._contents()
+        config = {name: value for name, value in self._config().items() if value is not None}
+        fields: dict[str, Any] = {
+            "contents": contents,
+            "systemInstruction": {"parts": system} if system else None,
+            "tools": self._tools() or None,
+            "toolConfig": self._tool_config(),
+            _CONFIG: config or None,
+            "serviceTier": self._service_tier(),
+            "store": request.store,
+        }
+        fields = {name: value for name, value in fields.items() if value is not None}
+        for name, raw in request.extra.items():
+            if name in fields or name in _ENVELOPE:
+                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
+            fields[name] = raw
+        return fields
+
+    def _refuse(self, path: str, reason: str, *keys: str) -> None:
+        """Dropped where the profile names one of `keys`, else refused."""
+        if self._endpoint.omit.isdisjoint(keys):
+            raise RequestNotExpressible(path, f"{NAME} {reason}")
+        self._dropped.append(path)
+
+    # ------------------------------------------------------------- messages
+
+    def _contents(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        contents: list[dict[str, Any]] = []
+        system: list[dict[str, Any]] = []
+        for i, message in enumerate(self._request.messages):
+            path = f"messages[{i}]"
+            match message.role:
+                case Role.SYSTEM | Role.DEVELOPER:
+                    if contents:
+                        raise RequestNotExpressible(f"{path}.role", f"{NAME} takes instructions at the start only")
+                    system += self._parts(message, path)
+                case Role.ASSISTANT:
+                    _add(contents, "model", self._model_parts(message, path))
+                case Role.TOOL:
+                    _add(contents, "user", [self._result(message, path)])
+                case Role.USER:
+                    _add(contents, "user", self._parts(message, path))
+        if not contents:
+            raise RequestNotExpressible("messages", f"{NAME} needs a message with content")
+        return contents, system
+
+    def _parts(self, message: Message, path: str) -> list[dict[str, Any]]:
+        if message.name is not None:
+            self._refuse(f"{path}.name", "has no names for those who speak", "messages.name")
+        rendered = []
+        for j, part in enumerate(message.content):
+            at = f"{path}.content[{j}]"
+            if not isinstance(part, Text) and message.role in {Role.SYSTEM, Role.DEVELOPER}:
+                raise RequestNotExpressible(at, f"{NAME} takes only text as instruction")
+            if not (isinstance(part, Text) and not part.text):
+                rendered.append(self._part(part, at))
+        return rendered
+
+    def _model_parts(self, message: Message, path: str) -> list[dict[str, Any]]:
+        reasoning: Sequence[Reasoning] = message.reasoning
+        if reasoning and "messages.reasoning" in self._endpoint.omit:
+            self._dropped.append(f"{path}.reasoning")
+            reasoning = ()
+        for block in reasoning:
+            if block.redacted:
+                self._refuse(f"{path}.reasoning", "takes no redacted thoughts back", "messages.reasoning")
+        reasoning = [block for block in reasoning if not block.redacted]
+        texts = sum(len(part.text) for part in message.content if isinstance(part, Text))
+        pictures = sum(isinstance(part, Image) for part in message.content)
+        places = signatures.Places(reasoning, texts, pictures)
+        parts: list[dict[str, Any]] = [
+            {"text": block.text, "thought": True, **({"thoughtSignature": block.signature} if block.signature else {})}
+            for block in reasoning
+            if signatures.is_thought(block)
+        ]
+        offset = images = 0
+        last_text: dict[str, Any] | None = None
+        for j, part in enumerate(message.content):
+            at = f"{path}.content[{j}]"
+            if isinstance(part, Text):
+                self._refuse_cache(part.cache, at)
+                split = places.split(part.text, offset)
+                offset += len(part.text)
+                last_text = split[-1] if split else last_text
+                parts += split
+                continue
+            rendered = self._part(part, at)
+            if isinstance(part, Image):
+                if (signature := places.of_image(images)) is not None:
+                    rendered["thoughtSignature"] = signature
+                images += 1
+            parts.append(rendered)
+        if offset == 0:
+            parts += places.split("", 0)
+        if message.refusal:
+            parts.append(last_text := {"text": message.refusal})
+        for signature in places.rest():
+            if last_text is not None and "thoughtSignature" not in last_text:
+                last_text["thoughtSignature"] = signature
+            else:
+                parts.append({"text": "", "thoughtSignature": signature})
+        return parts + self._calls(message.tool_calls, path)
+
+    def _calls(self, calls: Sequence[ToolCall], path: str) -> list[dict[str, Any]]:
+        rendered: list[dict[str, Any]] = []
+        for j, call in enumerate(calls):
+            self._names[call.id] = call.name
+            args = as_args(call.arguments)
+            if args is None:
+                raise RequestNotExpressible(f"{path}.tool_calls[{j}].arguments", f"{NAME} takes only a JSON object")
+            part: dict[str, Any] = {"functionCall": {"name": call.name, "args": args}}
+            if call.id:
+                part["functionCall"]["id"] = call.id
+            if call.signature and signatures.can_be_ours(call.signature):
+                part["thoughtSignature"] = call.signature
+            rendered.append(part)
+        if rendered and self._generation >= _WORDS_SINCE and not any("thoughtSignature" in part for part in rendered):
+            # Another model's calls, which this one would otherwise refuse to go on from.
+            rendered[0]["thoughtSignature"] = signatures.UNSIGNED
+        return rendered
+
+    def _result(self, message: Message, path: str) -> dict[str, Any]:
+        name = self._names.get(message.tool_call_id or "") or message.name
+        if name is None:
+            raise RequestNotExpressible(
+                f"{path}.tool_call_id", f"{NAME} needs the function's name, and no earlier message has such a call"
+            )
+        text = "".join(part.text for part in message.content if isinstance(part, Text))
+        for j, part in enumerate(message.content):
+            if isinstance(part, Text):
+                self._refuse_cache(part.cache, f"{path}.content[{j}]")
+        response: Any = {"error": text} if message.is_error else as_object(text)
+        if response is None:
+            response = {"output": text}
+        result: dict[str, Any] = {"name": name, "response": response}
+        if message.tool_call_id:
+            result["id"] = message.tool_call_id
+        media = [
+            self._part(part, f"{path}.content[{j}]")
+            for j, part in enumerate(message.content)
+            if not isinstance(part, Text)
+        ]
+        if media:
+            result["parts"] = media
+        return {"functionResponse": result}
+
+    def _part(self, part: Part, path: str) -> dict[str, Any]:
+        if isinstance(part, Text | Image | Document):
+            self._refuse_cache(part.cache, path)
+        match part:
+            case Text():
+                return {"text": part.text}
+            case Image():
+                if part.url is not None:
+                    return _file_data(part.url, part.media_type)
+                return _inline_data(part.media_type or "image/png", part.data or b"")
+            case Audio():
+                return _inline_data(f"audio/{part.format}", part.data)
+            case Document():
+                if part.filename is not None:
+                    # The model reads the document without it: no reason to refuse, one to tell.
+                    self._dropped.append(f"{path}.filename")
+                if part.data is not None:
+                    return _inline_data(part.media_type or "application/pdf", part.data)
+                return _file_data(part.file_id or part.url or "", part.media_type)
+            case Opaque():
+                if part.protocol != NAME:
+                    raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                return dict(_object_in.decode(part.raw))
+
+    def _refuse_cache(self, cache: str | None, path: str) -> None:
+        if cache is not None:
+            self._refuse(f"{path}.cache", "has no cache boundaries", "messages.cache")
+
+    # ---------------------------------------------------------------- tools
+
+    def _tools(self) -> list[dict[str, Any]]:
+        declared = []
+        for i, tool in enumerate(self._request.tools):
+            self._refuse_cache(tool.cache, f"tools[{i}]")
+            declaration = {
+                "name": tool.name,
+                "description": tool.description,
+                "parametersJsonSchema": tool.parameters,
+            }
+            declared.append({name: value for name, value in declaration.items() if value is not None})
+        return [{"functionDeclarations": declared}] if declared else []
+
+    def _tool_config(self) -> dict[str, Any] | None:
+        request = self._request
+        config: dict[str, Any]
+        match request.tool_choice:
+            case None | ToolChoice(mode="auto"):
+                # Held to their schemas: what a function asks for is asked of all of them.
+                if any(tool.strict for tool in request.tools):
+                    config = {"mode": "VALIDATED"}
+                elif request.tool_choice is None:
+                    return None
+                else:
+                    config = {"mode": "AUTO"}
+            case ToolChoice(mode="none"):
+                config = {"mode": "NONE"}
+            case ToolChoice(mode="tool", tool=name):
+                config = {"mode": "ANY", "allowedFunctionNames": [name]}
+            case _:
+                config = {"mode": "ANY"}
+        return {"functionCallingConfig": config}
+
+    # --------------------------------------------------------------- config
+
+    def _config(self) -> dict[str, Any]:
+        request = self._request
+        return {
+            "temperature": request.temperature,
+            "topP": request.top_p,
+            "topK": request.top_k,
+            "maxOutputTokens": request.max_output_tokens,
+            "stopSequences": list(request.stop) or None,
+            "candidateCount": request.n,
+            "seed": request.seed,
+            "presencePenalty": request.presence_penalty,
+            "frequencyPenalty": request.frequency_penalty,
+            "responseLogprobs": request.logprobs,
+            "logprobs": request.top_logprobs,
+            "mediaResolution": self._media_resolution(),
+            **self._format(),
+            "thinkingConfig": self._thinking(),
+        }
+
+    def _media_resolution(self) -> str | None:
+        """One for all pictures of the request: where they ask for different ones it cannot be said."""
+        found: dict[str, str] = {}
+        for i, message in enumerate(self._request.messages):
+            for j, part in enumerate(message.content):
+                if isinstance(part, Image):
+                    found.setdefault(part.detail or "auto", f"messages[{i}].content[{j}].detail")
+        asked = [detail for detail in found if detail != "auto"]
+        if not asked:
+            return None
+        if len(found) > 1 or asked[0] not in {"low", "medium", "high"}:
+            self._refuse(found[asked[-1]], "has one detail for all pictures", "messages.detail")
+            return None
+        return f"MEDIA_RESOLUTION_{asked[0].upper()}"
+
+    def _format(self) -> dict[str, Any]:
+        wanted = self._request.response_format
+        if wanted is None:
+            return {}
+        if wanted.kind == "text":
+            return {"responseMimeType": "text/plain"}
+        schema: Any = wanted.schema
+        if schema is not None and wanted.description is not None:
+            try:
+                schema = {"description": wanted.description, **_object_in.decode(schema)}
+            except msgspec.ValidationError as error:
+                raise RequestNotExpressible("response_format.schema", f"{NAME} takes only an object") from error
+        return {"responseMimeType": "application/json", "responseJsonSchema": schema}
+
+    def _thinking(self) -> dict[str, Any] | None:
+        """
+        Models of the third generation are asked in words, older ones in tokens, unless the profile says which. Off is
+        a budget of nothing for both; a model that cannot stop thinking refuses that itself.
+        """
+        effort, budget = self._request.reasoning_effort, self._request.reasoning_budget_tokens
+        way = self._endpoint.reasoning
+        if way == "off":
+            asked = {"reasoning_effort": effort, "reasoning_budget_tokens": budget}
+            self._dropped += [name for name, value in asked.items() if value not in {None, "none", 0}]
+            return {"thinkingBudget": 0}
+        if effort is None and budget is None:
+            return None
+        if effort == "none" or (effort is None and budget == 0):
+            return {"thinkingBudget": 0}
+        if way is None:
+            way = "effort" if self._generation >= _WORDS_SINCE else "budget"
+        if way == "effort":
+            word = effort if effort is not None else effort_of(budget or 0)
+            return {"thinkingLevel": word.upper(), "includeThoughts": True}
+        tokens = budget if budget is not None else budget_of(effort or "none")
+        return {"thinkingBudget": tokens, "includeThoughts": True}
+
+    def _service_tier(self) -> str | None:
+        match self._request.service_tier:
+            case None | "auto":
+                return None
+            case "default":
+                return "standard"
+            case "flex" | "priority" | "standard" as tier:
+                return tier
+            case _:
+                self._refuse("service_tier", "has no such tier", "service_tier")
+                return None
+
+
+def _add(contents: list[dict[str, Any]], role: str, parts: list[dict[str, Any]]) -> None:
+    """To the content before, where that is of the same side: the two take turns here."""
+    if contents and contents[-1]["role"] == role:
+        contents[-1]["parts"] += parts
+    elif parts:
+        contents.append({"role": role, "parts": parts})
+
+
+def as_args(arguments: str) -> msgspec.Raw | None:
+    """Arguments as this protocol has them, byte for byte: an object. None for text that is none."""
+    return msgspec.Raw(b"{}") if not arguments.strip() else as_object(arguments)
+
+
+def as_object(text: str) -> msgspec.Raw | None:
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        _object_in.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return msgspec.Raw(text.strip().encode())
+
+
+def _inline_data(media_type: str, data: bytes) -> dict[str, Any]:
+    return {"inlineData": {"mimeType": media_type, "data": base64.b64encode(data).decode()}}
+
+
+def _file_data(url: str, media_type: str | None) -> dict[str, Any]:
+    media_type = media_type or mimetypes.guess_type(url)[0]
+    return {"fileData": {"fileUri": url} if media_type is None else {"fileUri": url, "mimeType": media_type}}

@@ -1,0 +1,317 @@
+"""
+Requests of Responses from a caller.
+
+A request keeps its own top-level fields byte for byte, so that a field we never heard of arrives at a provider of the
+same protocol. The canonical form is filled beside it, for routing and for other protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from adapters.body import data_url, from_base64, given, read_fields, typed
+from adapters.chat import (
+    ChatRequest,
+    Document,
+    Image,
+    Message,
+    NativeRequest,
+    Opaque,
+    Part,
+    Reasoning,
+    ResponseFormat,
+    Role,
+    Text,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
+from adapters.errors import MalformedRequest
+from adapters.protocols.responses import schema
+from adapters.protocols.responses.answers import MADE_THOUGHT, NAME, PARTS_APART
+
+#: Top-level fields that the canonical form carries.
+_MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
+#: What may stand for the input: it is kept at the provider.
+_INSTEAD_OF_INPUT = ("previous_response_id", "conversation", "prompt")
+#: A summary of the reasoning may be asked for; every protocol tells what its provider shows of it.
+_REASONING_MAPPED = frozenset({"effort", "summary", "generate_summary"})
+_TEXT_MAPPED = frozenset({"format", "verbosity"})
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request says of how it wants to be served, not of the chat."""
+
+    model: str | None = None
+    stream: bool = False
+    #: This protocol always tells it.
+    include_usage: bool = True
+
+
+def envelope(request: ChatRequest) -> Envelope:
+    """Of a request that `parse_request` gave."""
+    fields = request.native.fields if request.native is not None else {}
+    return Envelope(
+        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
+        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
+    )
+
+
+# ------------------------------------------------------------------- reading
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Raises `MalformedRequest`, which names the field and repeats none of its content."""
+    fields = read_fields(body)
+    wire = typed(body, schema.RequestIn, "")
+    unmapped = [name for name, raw in fields.items() if name not in _MAPPED and given(raw) is not None]
+    unmapped += _inner_unmapped(fields, "reasoning", _REASONING_MAPPED)
+    unmapped += _inner_unmapped(fields, "text", _TEXT_MAPPED)
+    if wire.background:
+        unmapped.append("background")
+    if wire.truncation not in {None, "disabled"}:
+        unmapped.append("truncation")
+    include = wire.include or ()
+    if any(asked not in {LOGPROBS, ENCRYPTED} for asked in include):
+        unmapped.append("include")
+    if wire.input is None and not any(name in unmapped for name in _INSTEAD_OF_INPUT):
+        raise MalformedRequest("input", "is required")
+    return ChatRequest(
+        messages=_messages(wire, unmapped),
+        tools=_tools(wire.tools or (), unmapped),
+        tool_choice=_tool_choice(wire.tool_choice, unmapped),
+        parallel_tool_calls=wire.parallel_tool_calls,
+        response_format=_response_format(wire.text.format if wire.text else None, unmapped),
+        max_output_tokens=wire.max_output_tokens,
+        temperature=wire.temperature,
+        top_p=wire.top_p,
+        logprobs=True if LOGPROBS in include or wire.top_logprobs else None,
+        top_logprobs=wire.top_logprobs or None,
+        reasoning_effort=wire.reasoning.effort if wire.reasoning else None,
+        verbosity=wire.text.verbosity if wire.text else None,
+        service_tier=wire.service_tier,
+        prompt_cache_key=wire.prompt_cache_key,
+        store=wire.store,
+        metadata=wire.metadata,
+        end_user=wire.safety_identifier or wire.user,
+        native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
+    )
+
+
+def _inner_unmapped(fields: Mapping[str, msgspec.Raw], name: str, mapped: frozenset[str]) -> list[str]:
+    raw = given(fields[name]) if name in fields else None
+    if raw is None:
+        return []
+    inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return [f"{name}.{key}" for key, value in inner.items() if key not in mapped and given(value) is not None]
+
+
+class _Turns:
+    """
+    Items to messages. What a model said in one turn is one message, so that its calls stand right before their
+    results; a second text without a call between is a message of its own.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._content: list[Part] = []
+        self._refusals: list[str] = []
+        self._reasoning: list[Reasoning] = []
+        self._calls: list[ToolCall] = []
+
+    def add(self, message: Message) -> None:
+        self.flush()
+        self.messages.append(message)
+
+    def think(self, thought: Reasoning) -> None:
+        self._begin()
+        self._reasoning.append(thought)
+
+    def say(self, content: Iterable[Part], refusal: str) -> None:
+        self._begin()
+        self._content += content
+        if refusal:
+            self._refusals.append(refusal)
+
+    def call(self, call: ToolCall) -> None:
+        self._calls.append(call)
+
+    def flush(self) -> None:
+        if self._content or self._refusals or self._reasoning or self._calls:
+            message = Message(
+                role=Role.ASSISTANT,
+                content=tuple(self._content),
+                refusal="".join(self._refusals) or None,
+                reasoning=tuple(self._reasoning),
+                tool_calls=tuple(self._calls),
+            )
+            self.messages.append(message)
+        self._content, self._refusals, self._reasoning, self._calls = [], [], [], []
+
+    def _begin(self) -> None:
+        if (self._content or self._refusals) and not self._calls:
+            self.flush()
+
+
+def _messages(wire: schema.RequestIn, unmapped: list[str]) -> tuple[Message, ...]:
+    turns = _Turns()
+    if wire.instructions:
+        turns.add(Message(role=Role.SYSTEM, content=(Text(text=wire.instructions),)))
+    if isinstance(wire.input, str):
+        turns.add(Message(role=Role.USER, content=_text(wire.input)))
+    else:
+        for i, raw in enumerate(wire.input or ()):
+            _take_item(turns, raw, f"input[{i}]", unmapped)
+    turns.flush()
+    return tuple(turns.messages)
+
+
+def _take_item(turns: _Turns, raw: msgspec.Raw, path: str, unmapped: list[str]) -> None:
+    kind = typed(raw, schema.Kind, path)
+    match kind.type or ("message" if kind.role else None):
+        case "message":
+            message = typed(raw, schema.MessageIn, path)
+            content, refusal = _content(message.content, f"{path}.content")
+            if message.role == "assistant":
+                turns.say(content, refusal)
+            elif refusal:
+                raise MalformedRequest(f"{path}.content", "only an assistant refuses")
+            else:
+                turns.add(Message(role=Role(message.role), content=content))
+        case "function_call":
+            call = typed(raw, schema.CallIn, path)
+            turns.call(
+                ToolCall(id=call.call_id, name=call.name, arguments=call.arguments, signature=call.signature),
+            )
+        case "function_call_output":
+            result = typed(raw, schema.CallOutputIn, path)
+            content, _ = _content(result.output, f"{path}.output")
+            turns.add(Message(role=Role.TOOL, content=content, tool_call_id=result.call_id))
+        case "reasoning":
+            turns.think(_reasoning(typed(raw, schema.ReasoningIn, path)))
+        case None:
+            raise MalformedRequest(f"{path}.type", "is required")
+        case _:
+            unmapped.append(path)
+
+
+def _reasoning(wire: schema.ReasoningIn) -> Reasoning:
+    """As it was before it was told to the caller: an id that was made for that is taken off again."""
+    own = wire.id is not None and not wire.id.startswith(MADE_THOUGHT)
+    parts = wire.content or wire.summary or ()
+    text = PARTS_APART.join(part.text for part in parts)
+    return Reasoning(text=text, signature=wire.encrypted_content, redacted=not parts, id=wire.id if own else None)
+
+
+def _text(text: str) -> tuple[Part, ...]:
+    return (Text(text=text),) if text else ()
+
+
+def _content(content: str | Iterable[msgspec.Raw], path: str) -> tuple[tuple[Part, ...], str]:
+    """The parts, and what of them is a refusal."""
+    if isinstance(content, str):
+        return _text(content), ""
+    parts: list[Part] = []
+    refusals: list[str] = []
+    for i, raw in enumerate(content):
+        at = f"{path}[{i}]"
+        wire = typed(raw, schema.PartIn, at)
+        cache = _cache(wire.prompt_cache_breakpoint)
+        match wire:
+            case schema.PartIn(type="input_text" | "output_text" | "text", text=str() as text):
+                parts.append(Text(text=text, cache=cache))
+            case schema.PartIn(type="refusal", refusal=str() as refusal):
+                refusals.append(refusal)
+            case schema.PartIn(type="input_image", image_url=str() as url):
+                parts.append(_image(url, wire.detail, cache, f"{at}.image_url"))
+            case schema.PartIn(type="input_image", file_id=None):
+                raise MalformedRequest(at, "needs image_url or file_id")
+            case schema.PartIn(type="input_file"):
+                parts.append(_file(wire, cache, at))
+            case schema.PartIn(type="input_text" | "output_text" | "text"):
+                raise MalformedRequest(f"{at}.text", "is required")
+            case schema.PartIn(type="refusal"):
+                raise MalformedRequest(f"{at}.refusal", "is required")
+            case _:
+                parts.append(Opaque(protocol=NAME, raw=raw))
+    return tuple(parts), "".join(refusals)
+
+
+def _cache(wire: schema.Breakpoint | None) -> str | None:
+    """Kept for half an hour at least, or for twelve: the shorter and the longer of the two there are."""
+    if wire is None:
+        return None
+    return "5m" if wire.ttl in {None, "30m"} else "1h"
+
+
+def _image(url: str, detail: str | None, cache: str | None, path: str) -> Image:
+    if not url.startswith("data:"):
+        return Image(url=url, detail=detail, cache=cache)
+    media_type, data = data_url(url, path)
+    return Image(data=data, media_type=media_type, detail=detail, cache=cache)
+
+
+def _file(wire: schema.PartIn, cache: str | None, path: str) -> Document:
+    if wire.file_id is not None:
+        return Document(file_id=wire.file_id, filename=wire.filename, cache=cache)
+    if wire.file_url is not None:
+        return Document(url=wire.file_url, filename=wire.filename, cache=cache)
+    if wire.file_data is None:
+        raise MalformedRequest(path, "needs file_id, file_url or file_data")
+    if wire.file_data.startswith("data:"):
+        media_type, data = data_url(wire.file_data, f"{path}.file_data")
+    else:
+        media_type, data = None, from_base64(wire.file_data, f"{path}.file_data")
+    return Document(data=data, media_type=media_type, filename=wire.filename, cache=cache)
+
+
+def _tools(raws: Iterable[msgspec.Raw], unmapped: list[str]) -> tuple[Tool, ...]:
+    tools = []
+    for i, raw in enumerate(raws):
+        path = f"tools[{i}]"
+        if typed(raw, schema.Kind, path).type == "function":
+            wire = typed(raw, schema.FunctionIn, path)
+            tool = Tool(
+                name=wire.name, description=wire.description, parameters=given(wire.parameters), strict=wire.strict
+            )
+            tools.append(tool)
+        else:
+            unmapped.append(path)
+    return tuple(tools)
+
+
+def _tool_choice(choice: str | schema.ToolChoiceIn | None, unmapped: list[str]) -> ToolChoice | None:
+    match choice:
+        case None:
+            return None
+        case "auto" | "none" | "required" as mode:
+            return ToolChoice(mode=mode)
+        case schema.ToolChoiceIn(type="function", name=str() as tool):
+            return ToolChoice(mode="tool", tool=tool)
+        case schema.ToolChoiceIn(type="function"):
+            raise MalformedRequest("tool_choice.name", "is required")
+        case schema.ToolChoiceIn():
+            unmapped.append("tool_choice")
+            return None
+        case _:
+            raise MalformedRequest("tool_choice", "is not one of the allowed values")
+
+
+def _response_format(wire: schema.FormatIn | None, unmapped: list[str]) -> ResponseFormat | None:
+    if wire is None:
+        return None
+    if wire.type not in {"text", "json_object", "json_schema"}:
+        unmapped.append("text.format")
+        return None
+    if wire.type != "json_schema":
+        return ResponseFormat(kind=wire.type)
+    if given(wire.schema) is None:
+        raise MalformedRequest("text.format.schema", "is required")
+    return ResponseFormat(
+        kind=wire.type, name=wire.name, description=wire.description, schema=given(wire.schema), strict=wire.strict
+    )

@@ -1,0 +1,399 @@
+"""
+Requests of Responses to a provider: a caller's own fields, where it speaks this protocol, or the canonical form.
+
+Decisions, for a request that came in another protocol:
+
+- `store` is sent as false unless the caller asked for more: this protocol keeps every exchange by default, and nothing
+  is kept at a provider unasked. A caller of this protocol knows that default and keeps it.
+- What a model thought then comes back only as `encrypted_content`, which is asked for by `include` where the endpoint
+  is marked as one that takes an effort, or the request itself asks for reasoning or brings some back. It cannot be
+  asked for always: a model that does not reason refuses it (https://github.com/pydantic/pydantic-ai/issues/2865).
+- What `messages.reasoning` omits is reasoning that cannot be this provider's own: in a caller's own items that of
+  another provider, which we once gave a name; in the canonical form, where that is not known, all of it.
+- A function is sent with `strict: false` unless the caller said so: left out it means true here, and false elsewhere.
+- The first system message, where it is one text, becomes `instructions`; the others stay where they are.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+from typing import Any, cast
+
+import msgspec
+
+from adapters.body import to_data_url
+from adapters.chat import (
+    Audio,
+    ChatRequest,
+    Document,
+    Image,
+    Message,
+    NativeRequest,
+    Opaque,
+    Part,
+    Reasoning,
+    ResponseFormat,
+    Role,
+    Text,
+    Tool,
+    ToolChoice,
+)
+from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.errors import RequestNotExpressible
+from adapters.protocols.responses.answers import MADE_THOUGHT, NAME
+from adapters.protocols.responses.requests import ENCRYPTED, LOGPROBS
+from adapters.reasoning import effort_of
+
+_PATH = "/responses"
+
+#: Top-level fields that are ours to write.
+_ENVELOPE = frozenset({"model", "stream", "stream_options"})
+
+_encode = msgspec.json.Encoder().encode
+
+
+def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
+    """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
+    endpoint, request = call.endpoint, call.request
+    native = request.native
+    dropped: list[str] = []
+    if native is not None and native.protocol == NAME:
+        if "background" in native.unmapped and "background" not in endpoint.omit and not stream:
+            raise RequestNotExpressible("background", "an answer is waited for, and none comes of this")
+        fields = _native_fields(request, native, endpoint, dropped)
+    else:
+        fields = _Writer(request, endpoint, dropped).fields()
+    fields.pop("stream", None)
+    if not stream:
+        fields.pop("stream_options", None)
+    for name in sorted(endpoint.omit & fields.keys()):
+        if name not in endpoint.force:
+            dropped.append(name)
+        del fields[name]
+    fields["model"] = call.model
+    if stream:
+        fields["stream"] = True
+    fields.update(endpoint.force)
+    return HttpRequest(
+        path=_PATH,
+        headers={
+            "content-type": "application/json",
+            "accept": "text/event-stream" if stream else "application/json",
+        },
+        body=_encode(fields),
+        dropped=tuple(dropped),
+    )
+
+
+def _native_fields(
+    request: ChatRequest, native: NativeRequest, endpoint: Endpoint, dropped: list[str]
+) -> dict[str, Any]:
+    """The caller's own, but for what the profile says of this provider."""
+    fields: dict[str, Any] = dict(native.fields)
+    if endpoint.reasoning == "off" and "reasoning" in fields:
+        del fields["reasoning"]
+        dropped.append("reasoning")
+    without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
+    without_reasoning = "messages.reasoning" in endpoint.omit and _has_reasoning(request)
+    if without_cache or without_reasoning:
+        items = msgspec.json.decode(fields["input"])
+        fields["input"] = _stripped(items, dropped, cache=without_cache, reasoning=without_reasoning)
+    return fields
+
+
+def _has_cache(request: ChatRequest) -> bool:
+    return any(
+        not isinstance(part, Audio | Opaque) and part.cache is not None
+        for message in request.messages
+        for part in message.content
+    )
+
+
+def _has_reasoning(request: ChatRequest) -> bool:
+    return any(
+        message.reasoning or any(call.signature is not None for call in message.tool_calls)
+        for message in request.messages
+    )
+
+
+def _is_foreign(item: dict[str, Any]) -> bool:
+    """Reasoning of a provider of another protocol; what one of this protocol said, it has signed or has a name for."""
+    item_id = item.get("id")
+    return item_id.startswith(MADE_THOUGHT) if item_id else not item.get("encrypted_content")
+
+
+def _stripped(items: list[dict[str, Any]], dropped: list[str], *, cache: bool, reasoning: bool) -> list[Any]:
+    """The items without what this provider has no word for."""
+    kept = []
+    for i, item in enumerate(items):
+        if reasoning and item.get("type") == "reasoning" and _is_foreign(item):
+            dropped.append(f"input[{i}]")
+            continue
+        if reasoning and item.get("type") == "function_call" and item.pop("signature", None) is not None:
+            dropped.append(f"input[{i}].signature")
+        for field in ("content", "output") if cache else ():
+            parts = item.get(field)
+            for j, part in enumerate(parts if isinstance(parts, list) else ()):
+                if isinstance(part, dict) and part.pop("prompt_cache_breakpoint", None) is not None:
+                    dropped.append(f"input[{i}].{field}[{j}].cache")
+        kept.append(item)
+    return kept
+
+
+class _Writer:
+    """One canonical request in this protocol's words. What the endpoint omits is put down in `dropped`."""
+
+    def __init__(self, request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> None:
+        self._request = request
+        self._endpoint = endpoint
+        self._dropped = dropped
+
+    def _refuse(self, path: str, reason: str, name: str | None = None) -> None:
+        """Raises `RequestNotExpressible`, unless the endpoint omits the path, or the `name` that stands for it."""
+        if (path if name is None else name) not in self._endpoint.omit:
+            raise RequestNotExpressible(path, reason)
+        self._dropped.append(path)
+
+    def _asked(self, name: str, value: Any) -> Any:
+        """A field by its canonical name: None where the endpoint omits it."""
+        if value is None or name not in self._endpoint.omit:
+            return value
+        self._dropped.append(name)
+        return None
+
+    def fields(self) -> dict[str, Any]:
+        request = self._request
+        for path in request.native.unmapped if request.native is not None else ():
+            self._refuse(path, f"{NAME} has no such field")
+        self._refuse_unknown()
+        instructions, first = self._instructions()
+        logprobs = self._asked("logprobs", request.logprobs)
+        reasoning = self._reasoning()
+        store = self._asked("store", request.store)
+        fields: dict[str, Any] = {
+            "instructions": instructions,
+            "input": [
+                item
+                for i, message in enumerate(request.messages[first:], first)
+                for item in self._items(message, f"messages[{i}]")
+            ],
+            "tools": [self._tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)] or None,
+            "tool_choice": _render_tool_choice(self._asked("tool_choice", request.tool_choice)),
+            "parallel_tool_calls": self._asked("parallel_tool_calls", request.parallel_tool_calls),
+            "text": self._text(),
+            "max_output_tokens": self._asked("max_output_tokens", request.max_output_tokens),
+            "temperature": self._asked("temperature", request.temperature),
+            "top_p": self._asked("top_p", request.top_p),
+            "top_logprobs": self._asked("top_logprobs", request.top_logprobs),
+            "reasoning": reasoning,
+            "service_tier": self._asked("service_tier", request.service_tier),
+            "prompt_cache_key": self._asked("prompt_cache_key", request.prompt_cache_key),
+            "metadata": self._asked("metadata", request.metadata),
+            "safety_identifier": self._asked("end_user", request.end_user),
+            "include": self._include(logprobs=logprobs is True, stored=store is True),
+        }
+        fields = {name: value for name, value in fields.items() if value is not None}
+        if "store" not in self._endpoint.omit:
+            fields["store"] = store is True
+        for name, value in request.extra.items():
+            if name in fields or name in _ENVELOPE:
+                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
+            fields[name] = value
+        return fields
+
+    def _refuse_unknown(self) -> None:
+        request = self._request
+        given_fields = {
+            "top_k": request.top_k is not None,
+            "stop": bool(request.stop),
+            "seed": request.seed is not None,
+            "n": request.n not in {None, 1},
+            "presence_penalty": bool(request.presence_penalty),
+            "frequency_penalty": bool(request.frequency_penalty),
+            "logit_bias": bool(request.logit_bias),
+        }
+        for name, is_given in given_fields.items():
+            if is_given:
+                self._refuse(name, f"{NAME} has no such field")
+
+    def _instructions(self) -> tuple[str | None, int]:
+        """The leading system message where it is one plain text, and the number of the first message after it."""
+        match self._request.messages:
+            case (Message(role=Role.SYSTEM, content=(Text(text=text, cache=None),), name=None), _, *_) if text:
+                return text, 1
+            case _:
+                return None, 0
+
+    def _reasoning(self) -> dict[str, str] | None:
+        effort = self._asked("reasoning_effort", self._request.reasoning_effort)
+        budget = self._asked("reasoning_budget_tokens", self._request.reasoning_budget_tokens)
+        if self._endpoint.reasoning == "off":
+            self._dropped += ["reasoning_effort"] if effort is not None else []
+            self._dropped += ["reasoning_budget_tokens"] if budget is not None else []
+            return None
+        if effort is None and budget is not None:
+            effort = effort_of(budget)
+        return None if effort is None else {"effort": effort}
+
+    def _include(self, *, logprobs: bool, stored: bool) -> list[str] | None:
+        include = [LOGPROBS] if logprobs else []
+        request, mode = self._request, self._endpoint.reasoning
+        reasons = (
+            mode == "effort"
+            or request.reasoning_effort not in {None, "none"}
+            or bool(request.reasoning_budget_tokens)
+            or (any(m.reasoning for m in request.messages) and "messages.reasoning" not in self._endpoint.omit)
+        )
+        if reasons and mode != "off" and not stored:
+            include.append(ENCRYPTED)
+        return include or None
+
+    def _text(self) -> dict[str, Any] | None:
+        text: dict[str, Any] = {}
+        wanted = self._asked("response_format", self._request.response_format)
+        if wanted is not None:
+            text["format"] = _render_format(wanted)
+        verbosity = self._asked("verbosity", self._request.verbosity)
+        if verbosity is not None:
+            text["verbosity"] = verbosity
+        return text or None
+
+    def _tool(self, tool: Tool, path: str) -> dict[str, Any]:
+        if tool.cache is not None:
+            self._refuse(f"{path}.cache", f"{NAME} has no cache boundary after a tool", "messages.cache")
+        function = {
+            "type": "function",
+            "name": tool.name,
+            "parameters": tool.parameters if tool.parameters is not None else {"type": "object", "properties": {}},
+            "strict": tool.strict is True,
+        }
+        return function if tool.description is None else {**function, "description": tool.description}
+
+    # ------------------------------------------------------------ messages
+
+    def _items(self, message: Message, path: str) -> list[Any]:
+        if message.name is not None and message.role is not Role.TOOL:
+            self._refuse(f"{path}.name", f"{NAME} has no names of speakers", "messages.name")
+        if message.is_error:
+            self._refuse(f"{path}.is_error", f"{NAME} cannot mark a result as failed", "messages.is_error")
+        match message.role:
+            case Role.ASSISTANT:
+                return self._assistant(message, path)
+            case Role.TOOL:
+                output = self._content(message, path, "input_text")
+                return [{"type": "function_call_output", "call_id": message.tool_call_id or "", "output": output}]
+            case role:
+                return [{"type": "message", "role": str(role), "content": self._content(message, path, "input_text")}]
+
+    def _assistant(self, message: Message, path: str) -> list[Any]:
+        items: list[Any] = []
+        for i, thought in enumerate(message.reasoning):
+            item = self._thought(thought, f"{path}.reasoning[{i}]")
+            if item is not None:
+                items.append(item)
+        content = self._content(message, path, "output_text")
+        if message.refusal is not None:
+            parts = [{"type": "output_text", "text": content}] if isinstance(content, str) and content else content
+            content = [*(parts or ()), {"type": "refusal", "refusal": message.refusal}]
+        if content:
+            items.append({"type": "message", "role": "assistant", "content": content})
+        for i, call in enumerate(message.tool_calls):
+            if call.signature is not None:
+                at = f"{path}.tool_calls[{i}].signature"
+                self._refuse(at, f"{NAME} takes no signature of a call back", "messages.reasoning")
+            items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
+        return items
+
+    def _thought(self, thought: Reasoning, path: str) -> dict[str, Any] | None:
+        """
+        A provider takes back what it can prove to be its own: a block with its signature, or one that it has stored.
+        Servers that take plain text say so by `reasoning_field`: the name of the item's field it goes into.
+        """
+        if "messages.reasoning" in self._endpoint.omit:
+            self._refuse(path, "", "messages.reasoning")
+            return None
+        field, stored = self._endpoint.reasoning_field, self._request.store is True and thought.id is not None
+        item: dict[str, Any] = {"type": "reasoning", "summary": []}
+        if thought.id is not None:
+            item["id"] = thought.id
+        if thought.signature is not None:
+            item["encrypted_content"] = thought.signature
+        elif field not in {"content", "summary"} and not stored:
+            raise RequestNotExpressible(path, "this provider takes back only reasoning that it has signed")
+        if field == "content" and not thought.redacted:
+            return {**item, "content": [{"type": "reasoning_text", "text": thought.text}]}
+        if not thought.redacted:
+            item["summary"] = [{"type": "summary_text", "text": thought.text}]
+        return item
+
+    def _content(self, message: Message, path: str, text_type: str) -> str | list[Any]:
+        match message.content:
+            case ():
+                return ""
+            case (Text(text=text, cache=None),):
+                return text
+            case parts:
+                return [self._part(message, part, f"{path}.content[{i}]", text_type) for i, part in enumerate(parts)]
+
+    def _part(self, message: Message, part: Part, path: str, text_type: str) -> Any:
+        if isinstance(part, Opaque):
+            if part.protocol != NAME:
+                raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+            return part.raw
+        if message.role not in {Role.USER, Role.TOOL} and not isinstance(part, Text):
+            raise RequestNotExpressible(path, f"{NAME} takes only text from {message.role}")
+        if isinstance(part, Audio):
+            raise RequestNotExpressible(path, f"{NAME} takes no sound")
+        rendered = _render_part(part, text_type)
+        if part.cache is not None:
+            if "messages.cache" in self._endpoint.omit or text_type == "output_text":
+                self._refuse(f"{path}.cache", f"{NAME} has cache boundaries in input only", "messages.cache")
+            else:
+                rendered["prompt_cache_breakpoint"] = {
+                    "mode": "explicit",
+                    "ttl": "30m" if part.cache == "5m" else "12h",
+                }
+        return rendered
+
+
+def _render_part(part: Text | Image | Document, text_type: str) -> dict[str, Any]:
+    match part:
+        case Text():
+            return {"type": text_type, "text": part.text}
+        case Image():
+            url = part.url if part.url is not None else to_data_url(part.media_type or "image/png", part.data or b"")
+            return {"type": "input_image", "image_url": url, "detail": part.detail or "auto"}
+        case Document():
+            return {"type": "input_file", **_render_file(part)}
+
+
+def _render_file(part: Document) -> dict[str, str]:
+    if part.file_id is not None:
+        return {"file_id": part.file_id}
+    if part.data is None:
+        return {"file_url": part.url or ""}
+    media_type = part.media_type or "application/pdf"
+    # Data without a name is refused there.
+    name = part.filename or f"document{mimetypes.guess_extension(media_type) or ''}"
+    return {"filename": name, "file_data": to_data_url(media_type, part.data)}
+
+
+def _render_tool_choice(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    if choice is None:
+        return None
+    if choice.mode == "tool":
+        return {"type": "function", "name": cast("str", choice.tool)}
+    return choice.mode
+
+
+def _render_format(wanted: ResponseFormat) -> dict[str, Any]:
+    if wanted.kind != "json_schema":
+        return {"type": wanted.kind}
+    inner = {
+        "type": wanted.kind,
+        "name": wanted.name or "response",
+        "description": wanted.description,
+        "schema": wanted.schema if wanted.schema is not None else {},
+        "strict": wanted.strict,
+    }
+    return {name: value for name, value in inner.items() if value is not None}

@@ -1,0 +1,145 @@
+"""
+A provider's stream passed on as it came, where the caller speaks the provider's own protocol.
+
+The parser still reads everything: usage, proof of the end and errors come from it alone. Beside it this keeps the bytes
+of each whole event until the caller gets what the parser made of it. An event that the parser found to be an error is
+never passed on, nor is what follows the terminal. Where only the end of the body tells that the last event was an
+error, as in Gemini's format, that one has been passed on; the error follows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from adapters.chat import Event, Finished
+from adapters.contract import Batch, StreamParser
+from adapters.errors import Broken, ProviderError
+from adapters.sse import MAX_EVENT_BYTES
+
+#: The line end of a line and the blank line behind it. Atomic: a CR LF is never taken for two.
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+#: What may stand before the first event, or before JSON in its place: white space and a byte order mark.
+_BLANKS = b" \t\r\n\xef\xbb\xbf"
+
+
+class Frames:
+    """Bytes to whole events, as bytes; joined they are what was fed. Raises `Broken` for one that is too large."""
+
+    __slots__ = ("_rest", "_seen")
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        #: So much of the rest was looked through; a line end may begin in its last three bytes.
+        self._seen = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        self._rest += data
+        start = 0
+        for found in _BLANK_LINE.finditer(self._rest, max(0, self._seen - 3)):
+            yield bytes(self._rest[start : found.end()])
+            start = found.end()
+        if start:
+            self._rest = self._rest[start:]
+        self._seen = len(self._rest)
+        if self._seen > MAX_EVENT_BYTES:
+            raise Broken("an event of the stream is too large", code="response_too_large")
+
+    def take_rest(self) -> bytes:
+        """What is left of an event that has not ended; it is then gone from here."""
+        rest, self._rest, self._seen = bytes(self._rest), bytearray(), 0
+        return rest
+
+
+class RelayedStream:
+    """A `StreamParser` around another one, which keeps what may be passed on."""
+
+    def __init__(self, parser: StreamParser) -> None:
+        self._parser = parser
+        self._frames = Frames()
+        #: Whether the body is an event stream at all; None while nothing but blanks came.
+        self._is_stream: bool | None = None
+        self._start = bytearray()
+        self._whole: list[bytes] = []
+        self._terminal = b""
+        self._failure: ProviderError | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self._parser.finished
+
+    @property
+    def payloads(self) -> int:
+        return self._parser.payloads
+
+    def feed(self, data: bytes) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_stream is None:
+            self._start += data
+            first = data.lstrip(_BLANKS)
+            if not first:
+                return ()
+            self._is_stream = first[:1] not in {b"{", b"["}
+            data = bytes(self._start)
+            self._start.clear()
+        if not self._is_stream or self._parser.finished:
+            return self._parser.feed(data)
+        events: list[Event] = []
+        try:
+            for frame in self._frames.feed(data):
+                if self._parser.finished:
+                    events += self._parser.feed(frame)
+                else:
+                    self._take(frame, events)
+        except ProviderError as error:
+            if not events:
+                raise
+            self._failure = error
+        if not self._parser.finished:
+            return events
+        events += self._parser.feed(self._frames.take_rest())
+        # A cost that came behind the terminal: Finished stays the last.
+        return sorted(events, key=_is_last)
+
+    def close(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        was_finished = self._parser.finished
+        rest = bytes(self._start) or self._frames.take_rest()
+        events = list(self._parser.feed(rest)) if rest and not was_finished else []
+        try:
+            events += self._parser.close()
+        except ProviderError as error:
+            if not events:
+                raise
+            self._failure = error
+        if self._parser.finished and not was_finished and self._is_stream:
+            self._terminal = rest
+        return events
+
+    def take(self) -> bytes | None:
+        """The events since the last call, up to and without the terminal; None where the body is no event stream."""
+        if not self._is_stream:
+            return None
+        whole = b"".join(self._whole)
+        self._whole.clear()
+        return whole
+
+    @property
+    def terminal(self) -> bytes:
+        """The event that was the terminal; empty before it, and where the end of the body was."""
+        return self._terminal
+
+    def _take(self, frame: bytes, events: list[Event]) -> None:
+        events += self._parser.feed(frame)
+        # An error that waits behind the events of this very frame comes out.
+        self._parser.feed(b"")
+        if self._parser.finished:
+            self._terminal = frame
+        else:
+            self._whole.append(frame)
+
+
+def _is_last(event: Event) -> bool:
+    return isinstance(event, Finished)
