@@ -317,8 +317,7 @@ _ADMISSION: Final = [
         7,
         "what waits can be settled",
         SETTLE,
-        "where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')\n"
-        "            returning t.ticket_id",
+        "where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')\n            returning t.ticket_id",
         "where t.ticket_id = e.ticket_id\n            returning t.ticket_id",
         _rules("a_ticket_that_waits_cannot_be_settled"),
     ),
