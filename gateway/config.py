@@ -137,6 +137,9 @@ def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
         for provider_id, given in providers.items():
             if isinstance(given, dict) and provider_id in shipped:
                 profile = shipped[provider_id]
+                if given.get("base_url", profile["base_url"]) != profile["base_url"]:
+                    # Who costs nothing is told of that place, and of no other.
+                    profile = {key: value for key, value in profile.items() if key not in ("free", "free_source")}
                 providers[provider_id] = {**profile, **given}
                 if isinstance(given.get("per_model"), dict):
                     # The file's own come later, so that they win.

@@ -98,6 +98,9 @@ def fingerprint(provider_id: str, model: str, endpoint: Endpoint) -> str:
         endpoint.max_tokens_field,
         endpoint.reasoning_field,
         endpoint.reasoning,
+        endpoint.reasoning_object,
+        endpoint.cache_control,
+        endpoint.default_max_tokens,
     )
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
