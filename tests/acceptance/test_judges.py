@@ -47,13 +47,14 @@ KINDS: tuple[Literal["disconnect", "truncate", "malformed", "stall"], ...] = (
     "stall",
 )
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+LONGER = " ".join([LONG] * 80)
 
 
 def _config(bases: dict[str, tuple[str, str]]) -> str:
     tables = ["[routing]\nbackoff_s = [0.4, 0.8, 1.6]\n"]
     for name, (protocol, url) in bases.items():
         tables.append(
-            f'[providers.{name}_judged]\nprotocol = "{protocol}"\nbase_url = "{url}"\nmodels = ["m"]\n'
+            f'[providers.{name}_judged]\nprotocol = "{protocol}"\nbase_url = "{url}"\nmodels = ["m", "longer"]\n'
             f'headers = {{ x-api-key = "k" }}\nfirst_byte_s = 1.0\ngap_s = 0.5\ngroup = "{name}"\n'
             f"cancel_confirms_after_s = 0\n"
             f"[groups.{name}]\nconcurrency = 4\nfailure_threshold = 1000\n"
@@ -141,14 +142,19 @@ async def _put_through(judged: LLMockServer, gateway: GatewayProcess, name: str)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await plain(f"{name} refused {number}")
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        scenarios.add(Reply(text=LONG, times=None, match=Match(path=match.path, tools=False)))
+        scenarios.add(
+            Reply(text=LONGER, times=None, match=Match(path=match.path, model="longer", tools=False)),
+            Reply(text=LONG, times=None, match=Match(path=match.path, tools=False)),
+        )
         assert await _streamed(gateway, completion(model, f"{name} streamed")) == (LONG, "")
         for kind in KINDS:
             for after in (0, 8):
                 scenarios.add(StreamFault(kind, after_chunks=after, stall_seconds=3.0, match=match))
-                request = completion(model, f"{name} {kind} after {after}: {LONG}")
+                # The judge takes a stream that it could write to its end for one that was read to its end.
+                longer = kind == "malformed"
+                request = completion(f"{name}_judged/longer" if longer else model, f"{name} {kind} after {after}")
                 text, failures = await _until_it_answers(gateway, request)
-                assert text == LONG
+                assert text == (LONGER if longer else LONG)
                 if after:
                     assert failures, f"what broke off after content must be told: {name} {kind}"
         scenarios.add(Reply(tool_calls=(ToolCall("get_weather", {"city": "Paris"}),), match=match))
