@@ -562,7 +562,7 @@ def test_what_gemini_has_no_word_for_is_refused_or_dropped_as_the_profile_says(c
 @pytest.mark.parametrize(
     ("messages", "path", "key"),
     [
-        ((HI, Message(role=Role.SYSTEM, content=(Text(text="x"),))), "messages[1].role", None),
+        ((HI, Message(role=Role.SYSTEM, content=(Text(text="x"),))), "messages[1].role", "messages.place"),
         ((Message(role=Role.TOOL, tool_call_id="1"),), "messages[0].tool_call_id", None),
         ((msgspec.structs.replace(HI, name="Ann"),), "messages[0].name", "messages.name"),
         (
