@@ -32,7 +32,7 @@ class Readiness(Protocol):
         ...
 
     def providers(self) -> dict[str, str]:
-        """By id: "ready" where its credentials are present, else "not_ready", or "disabled". They decide nothing here."""
+        """By id: "ready" where its credentials are present, else "not_ready", or "disabled". Decides nothing here."""
         ...
 
 
