@@ -36,6 +36,7 @@ KEYLESS = {"ollama", "vllm"}
 ENVIRON = {
     "AZURE_OPENAI_RESOURCE": "res",
     "CLOUDFLARE_ACCOUNT_ID": "acc",
+    "CLOUDFLARE_API_TOKEN": "the-key",
     "VLLM_BASE_URL": "http://gpu.example:8000/v1",
     **{
         f"{name}_API_KEY": "the-key"
@@ -191,6 +192,17 @@ CASES: dict[str, Case] = {
         host="gpu.example",
         auth=None,
         answer=data(HELLO, STOP.replace('"finish_reason"', '"stop_reason":151645,"finish_reason"'), USAGE),
+    ),
+    "workers_ai": Case(
+        model="@cf/meta/llama-3.3-70b-instruct-fp8-fast",
+        host="api.cloudflare.com",
+        path="/client/v4/accounts/acc/ai/v1/chat/completions",
+        # The usage so far is on every chunk.
+        answer=data(
+            HELLO[:-1] + ',"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8}}',
+            STOP[:-1] + ',"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}',
+            USAGE,
+        ),
     ),
     "opencode_zen": Case(
         model="deepseek-v4-flash-free",
