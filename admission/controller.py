@@ -59,6 +59,9 @@ _REFUSALS: Final = {
 #: Outcomes that move a breaker or a floor.
 _JUDGED: Final = (Verdict.TRANSIENT, Verdict.RATE_LIMITED, Verdict.SLOW, Verdict.UNAVAILABLE)
 
+#: What the store raises for a group that it does not know.
+_UNKNOWN_GROUP: Final = "P0002"
+
 #: A snapshot held for longer keeps the dead rows of a hot group in its way: measured, it made one six times slower.
 _OLD_SNAPSHOT_S: Final = 10.0
 
@@ -95,6 +98,20 @@ class _Ticket:
     def give_up(self) -> None:
         if not self.answer.done():
             self.answer.set_result(None)
+
+    @property
+    def leased(self) -> bool:
+        """
+        The store's grant has been handed on. It is its caller's then, or `admit`'s to give back: an older statement
+        with the same ticket, in the lane of a group that it has left, may still be on its way and must not take it.
+        """
+        answer = self.answer
+        return (
+            answer.done()
+            and not answer.cancelled()
+            and answer.exception() is None
+            and isinstance(answer.result(), Lease)
+        )
 
 
 class Controller:
@@ -252,8 +269,17 @@ class Controller:
         async def send() -> list[TicketRow]:
             nonlocal sent
             sent = time.monotonic()
+            asked = [(ticket.demand, sent - ticket.asked_at) for ticket in tickets]
             try:
-                return await self._store.acquire(group, owner, [(t.demand, sent - t.asked_at) for t in tickets])
+                try:
+                    return await self._store.acquire(group, owner, asked)
+                except Rejected as error:
+                    if str(error) != _UNKNOWN_GROUP:
+                        raise
+                # A database that was put back to before the group was made known, by a standby that lagged.
+                log.warning("admission.groups_forgotten", group=group)
+                await self._store.configure()
+                return await self._store.acquire(group, owner, asked)
             except StoreUnavailable:
                 for ticket in tickets:
                     ticket.unsure = True
@@ -266,7 +292,8 @@ class Controller:
                 raise
             for ticket in tickets:
                 _answer(ticket, Refusal(reason=RefusalReason.STORE_UNAVAILABLE, group=group, retry_after_s=1.0))
-                self._abandoned.post((ticket.demand.ticket_id, True))
+                if not ticket.leased:
+                    self._abandoned.post((ticket.demand.ticket_id, True))
             if isinstance(error, Rejected):
                 # No traceback: the driver puts the values it was given into its message.
                 log.error("admission.ticket_rejected", group=group, sqlstate=str(error))  # noqa: TRY400
@@ -290,8 +317,10 @@ class Controller:
                 if waiting is not None:
                     self._deliver(waiting, row, sent)
                     queued = queued or waiting.waits
-                if answered is not None and (
-                    answered.unsure if row.answer not in ("granted", "queued") else waiting is None
+                if (
+                    answered is not None
+                    and not answered.leased
+                    and (answered.unsure if row.answer not in ("granted", "queued") else waiting is None)
                 ):
                     # Whoever asked has gone away meanwhile, or a lost statement may still come to enqueue it.
                     self._abandoned.post((row.ticket_id, answered.unsure))
@@ -313,6 +342,8 @@ class Controller:
 
     def _deliver(self, ticket: _Ticket, row: TicketRow, sent: float) -> None:
         demand = ticket.demand
+        # By whatever statement: the store has it, and `admit` gives it back where its caller goes away.
+        ticket.acknowledged = True
         if row.answer == "granted":
             assert row.generation is not None
             assert row.granted_at is not None

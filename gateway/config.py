@@ -24,7 +24,7 @@ from gateway.call import Order
 from gateway.database import url_fault
 from gateway.jobs.settings import JobsSettings
 from gateway.keys import environment_key_fault
-from gateway.policy import Policy
+from gateway.policy import ANYTHING, Policy
 from gateway.provider import Adjustment, Provider
 from gateway.router import Model, Role, RoutingSettings, Target, target_provider
 from gateway.tables import File, GroupTable, RoutingTable, TargetTable
@@ -137,6 +137,9 @@ def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
         for provider_id, given in providers.items():
             if isinstance(given, dict) and provider_id in shipped:
                 profile = shipped[provider_id]
+                if given.get("base_url", profile["base_url"]) != profile["base_url"]:
+                    # Who costs nothing is told of that place, and of no other.
+                    profile = {key: value for key, value in profile.items() if key not in ("free", "free_source")}
                 providers[provider_id] = {**profile, **given}
                 if isinstance(given.get("per_model"), dict):
                     # The file's own come later, so that they win.
@@ -304,10 +307,15 @@ class _Resolved:
                 limit = usd(given.max_cost_usd, name="max_cost_usd")
             except ValueError as error:
                 self._wrong("routing.max_cost_usd", str(error))
-        policy = Policy(
-            providers=None if given.allowed_providers is None else frozenset(given.allowed_providers),
-            models=None if given.allowed_models is None else tuple(given.allowed_models),
-            max_cost_usd=limit,
+        asks = (given.allowed_providers, given.allowed_models, limit)
+        policy = (
+            ANYTHING
+            if asks == (None, None, None)
+            else Policy(
+                providers=None if given.allowed_providers is None else frozenset(given.allowed_providers),
+                models=None if given.allowed_models is None else tuple(given.allowed_models),
+                max_cost_usd=limit,
+            )
         )
         own = given.model_dump(exclude={"allowed_providers", "allowed_models", "max_cost_usd"})
         return msgspec.convert({**own, "policy": policy}, RoutingSettings)

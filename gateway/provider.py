@@ -155,12 +155,15 @@ class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
 
     protocol: str | None = None
     reasoning: str | None = None
-    #: Added to what is left out already. What is forced at a nearer table is sent all the same.
+    #: Added to what is left out already; "!name" takes a name back. What is forced at a nearer table is sent, too.
     omit: frozenset[str] = frozenset()
     #: Field by field; the nearest table wins.
     force: Mapping[str, msgspec.Raw] = {}
     max_tokens_field: str | None = None
     reasoning_field: str | None = None
+    reasoning_object: bool | None = None
+    cache_control: bool | None = None
+    default_max_tokens: int | None = None
     no_sentinel: bool | None = None
     connect_s: float | None = None
     first_byte_s: float | None = None
@@ -191,11 +194,13 @@ class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
 
     def _over(self, endpoint: Endpoint) -> Endpoint:
         said = {name: value for name in _OF_THE_ENDPOINT if (value := getattr(self, name)) is not None}
+        taken_back = {name.removeprefix("!") for name in self.omit if name.startswith("!")}
+        omit = {name for name in self.omit if not name.startswith("!")}
         clocks = {name: value for name in Clocks.__struct_fields__ if (value := getattr(self, name)) is not None}
         return msgspec.structs.replace(
             endpoint,
-            omit=(endpoint.omit - self.force.keys()) | self.omit,
-            force={**{name: value for name, value in endpoint.force.items() if name not in self.omit}, **self.force},
+            omit=(endpoint.omit - self.force.keys() - taken_back) | omit,
+            force={**{name: value for name, value in endpoint.force.items() if name not in omit}, **self.force},
             clocks=msgspec.structs.replace(endpoint.clocks, **clocks),
             **said,
         )
@@ -213,4 +218,13 @@ _OF_THE_PROVIDER = (
     "resend_uncertain",
     "unsupported",
 )
-_OF_THE_ENDPOINT = ("protocol", "reasoning", "max_tokens_field", "reasoning_field", "no_sentinel")
+_OF_THE_ENDPOINT = (
+    "protocol",
+    "reasoning",
+    "max_tokens_field",
+    "reasoning_field",
+    "reasoning_object",
+    "cache_control",
+    "default_max_tokens",
+    "no_sentinel",
+)

@@ -71,6 +71,12 @@ class Reading:
             "journal": "ok" if kept else "unavailable",
         }
 
+    def providers(self) -> dict[str, str]:
+        return {
+            provider.id: "disabled" if not provider.enabled else "ready" if provider.ready else "not_ready"
+            for provider in self._settings.providers.values()
+        }
+
     def models(self) -> Sequence[operators.ModelEntry]:
         providers = self._settings.providers
         places: dict[str, list[str]] = {

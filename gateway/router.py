@@ -98,6 +98,9 @@ def fingerprint(provider_id: str, model: str, endpoint: Endpoint) -> str:
         endpoint.max_tokens_field,
         endpoint.reasoning_field,
         endpoint.reasoning,
+        endpoint.reasoning_object,
+        endpoint.cache_control,
+        endpoint.default_max_tokens,
     )
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
@@ -265,10 +268,11 @@ class Router:
         routes: list[Route] = []
         left_out: list[LeftOut] = []
         missing: set[Capability] = set()
+        policies = self._policies(call)
         for index, at in enumerate(self._ordered(call, name, places, call.options.order or order, streamed=streamed)):
             place = places[at]
             route = self._route(name, places, at, index)
-            reason = self._objection(call, place, route, missing)
+            reason = self._objection(call, place, route, policies, missing)
             if reason is None and routes and not call.options.allow_failover:
                 reason = "failover_off"
             if reason is None and len(routes) >= self._most_routes:
@@ -311,7 +315,27 @@ class Router:
             self._routes[key] = places[at].route(index)
         return self._routes[key]
 
-    def _objection(self, call: Call, place: _Place, route: Route | None, missing: set[Capability]) -> str | None:
+    def _policies(self, call: Call) -> Sequence[tuple[str, Policy]]:
+        """Of those parties that limit anything."""
+        options = call.options
+        asked_for = ANYTHING
+        if options.allowed_providers or options.allowed_models or options.max_cost_usd is not None:
+            asked_for = Policy(
+                providers=frozenset(options.allowed_providers) or None,
+                models=options.allowed_models or None,
+                max_cost_usd=options.max_cost_usd,
+            )
+        parties = (("configuration", self._policy), ("key", call.policy), ("request", asked_for))
+        return [(party, policy) for party, policy in parties if policy is not ANYTHING]
+
+    def _objection(
+        self,
+        call: Call,
+        place: _Place,
+        route: Route | None,
+        policies: Sequence[tuple[str, Policy]],
+        missing: set[Capability],
+    ) -> str | None:
         """Why this route may not serve; what it lacks for this request goes into `missing`."""
         provider, options = place.provider, call.options
         if not provider.enabled:
@@ -320,10 +344,7 @@ class Router:
             return f"not_ready: {', '.join(provider.missing)} not set"
         if options.role is not None and (objection := _unqualified(place, route, options.role)) is not None:
             return objection
-        asked_for = Policy(
-            providers=frozenset(options.allowed_providers) or None, models=options.allowed_models or None
-        )
-        for party, policy in (("configuration", self._policy), ("key", call.policy), ("request", asked_for)):
+        for party, policy in policies:
             if not policy.allows(provider.id, route.model, route.asked):
                 return f"not_allowed: {party}"
         if provider.cannot and (lacks := provider.cannot & needs_of(call.chat)):
@@ -332,7 +353,7 @@ class Router:
             if lacks:
                 missing |= lacks
                 return f"capability: {', '.join(sorted(lacks))}"
-        limit = lowest(options.max_cost_usd, call.policy.max_cost_usd, self._policy.max_cost_usd)
+        limit = lowest(*(policy.max_cost_usd for _, policy in policies))
         if limit is not None:
             most = self._costs.most(call, route)
             if most is None or most > limit:

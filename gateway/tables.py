@@ -64,6 +64,9 @@ class RouteTable(Strict):
     reasoning: _Reasoning | None = None
     max_tokens_field: str | None = None
     reasoning_field: str | None = None
+    reasoning_object: bool | None = None
+    cache_control: bool | None = None
+    default_max_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
     no_sentinel: bool | None = None
     connect_s: _Positive | None = None
     first_byte_s: _Positive | None = None
@@ -123,6 +126,9 @@ class ProviderTable(Strict):
     no_sentinel: bool = False
     max_tokens_field: str | None = None
     reasoning_field: str | None = None
+    reasoning_object: bool = False
+    cache_control: bool = False
+    default_max_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
     max_output_tokens: Annotated[int, pydantic.Field(gt=0)] | None = None
     connect_s: _Positive = 5.0
     first_byte_s: _Positive = 5.0

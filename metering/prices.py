@@ -128,7 +128,8 @@ class PriceBook:
         """
         `models` is by the name callers use, for every route of that model; `routes` by `provider/upstream_model`.
         `published` opens the price list, once, when a route without a configured price first needs it. `free` has, by
-        provider, patterns of the upstream models that cost nothing: they win over published prices.
+        provider, patterns of the upstream models that cost nothing: they win over published prices. One that begins
+        with "!" takes back what those before it say.
         """
         self._models = dict(models)
         self._routes = dict(routes)
@@ -154,9 +155,15 @@ class PriceBook:
         )
         if configured is not None:
             return configured
-        for pattern in self._free.get(provider_id, ()):
-            if fnmatch.fnmatchcase(upstream_model, pattern):
-                return Price(input=Decimal(0), output=Decimal(0), version=f"free:{provider_id}:{pattern}")
+        if (pattern := self._free_by(provider_id, upstream_model)) is not None:
+            return Price(input=Decimal(0), output=Decimal(0), version=f"free:{provider_id}:{pattern}")
         if self._published is None:
             self._published = self._open()
         return self._published.price(provider_base_url, upstream_model, at)
+
+    def _free_by(self, provider_id: str, upstream_model: str) -> str | None:
+        found: str | None = None
+        for pattern in self._free.get(provider_id, ()):
+            if fnmatch.fnmatchcase(upstream_model, pattern.removeprefix("!")):
+                found = None if pattern.startswith("!") else pattern
+        return found

@@ -31,6 +31,10 @@ class Readiness(Protocol):
         """Ready only while the stores answer and the process is not stopping, and how each part is. No I/O."""
         ...
 
+    def providers(self) -> dict[str, str]:
+        """By id: "ready" where its credentials are present, else "not_ready", or "disabled". Decides nothing here."""
+        ...
+
 
 class ModelProvider(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -103,7 +107,12 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
         ready, parts = readiness.ready()
         ready = ready and not exchange.draining.is_set()
         return exchange.answer(
-            {"status": "ready" if ready else "not_ready", "parts": parts}, status=200 if ready else 503
+            {
+                "status": "ready" if ready else "not_ready",
+                "parts": parts,
+                "providers": readiness.providers(),
+            },
+            status=200 if ready else 503,
         )
 
     async def models(exchange: Exchange) -> web.StreamResponse:

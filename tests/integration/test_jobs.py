@@ -56,6 +56,15 @@ async def test_a_job_runs_once_and_keeps_its_answer_and_its_cost(world: World) -
     assert row["expires_at"] > row["ended_at"] >= row["claimed_at"] >= row["created_at"]
 
 
+async def test_a_job_may_ask_for_a_role_and_no_model(world: World) -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    job_id, other = await world.one(body=asked, role="planner"), await world.one()
+    async with world.runner():
+        rows = await world.ended(job_id, other)
+    assert [row["status"] for row in rows] == ["succeeded", "succeeded"]
+    assert (await world.row(job_id))["model"] == ""
+
+
 async def test_interactive_jobs_are_claimed_first_and_others_in_the_order_of_their_submission(world: World) -> None:
     slow = [await world.one() for _ in range(3)]
     fast = await world.one(**{"class": "interactive"})

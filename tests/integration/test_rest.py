@@ -47,6 +47,9 @@ class FakeReadiness:
     def ready(self) -> tuple[bool, dict[str, str]]:
         return self.parts["control_store"] == "answers", self.parts
 
+    def providers(self) -> dict[str, str]:
+        return {"openai": "not_ready", "local": "ready"}
+
 
 class FakeCatalogue:
     def models(self) -> Sequence[ModelEntry]:
@@ -356,7 +359,11 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(real_world: Wor
 async def test_ready_follows_the_stores_and_alive_does_not(world: World):
     assert (await world.ask("GET", "/readyz", headers={}))[:2] == (
         200,
-        {"status": "ready", "parts": {"control_store": "answers"}},
+        {
+            "status": "ready",
+            "parts": {"control_store": "answers"},
+            "providers": {"openai": "not_ready", "local": "ready"},
+        },
     )
     world.readiness.parts["control_store"] = "lost"
     assert (await world.ask("GET", "/readyz", headers={}))[0] == 503

@@ -70,7 +70,8 @@ def parse_request(body: bytes) -> ChatRequest:
     unmapped = [name for name in fields if name not in _MAPPED]
     messages: list[Message] = []
     if wire.system:
-        messages.append(Message(role=Role.SYSTEM, content=_system(wire.system, unmapped)))
+        content = (Text(text=wire.system),) if isinstance(wire.system, str) else _texts(wire.system, "system", unmapped)
+        messages.append(Message(role=Role.SYSTEM, content=content))
     for i, message in enumerate(wire.messages):
         messages += _message(message, f"messages[{i}]", unmapped)
     tools = [_tool(raw, f"tools[{i}]", unmapped) for i, raw in enumerate(wire.tools or ())]
@@ -81,7 +82,7 @@ def parse_request(body: bytes) -> ChatRequest:
     return ChatRequest(
         messages=tuple(messages),
         tools=tuple(tool for tool in tools if tool is not None),
-        tool_choice=_tool_choice(choice),
+        tool_choice=_tool_choice(choice, unmapped),
         parallel_tool_calls=None
         if choice is None or choice.disable_parallel_tool_use is None
         else not choice.disable_parallel_tool_use,
@@ -109,15 +110,15 @@ def _ttl(control: schema.CacheControl | None) -> str | None:
     return None if control is None else control.ttl or "5m"
 
 
-def _system(system: str | tuple[schema.TextBlockIn, ...], unmapped: list[str]) -> tuple[Part, ...]:
-    if isinstance(system, str):
-        return (Text(text=system),)
-    return tuple(_text(block, unmapped) for block in system)
-
-
-def _text(block: schema.TextBlockIn, unmapped: list[str]) -> Text:
-    _note_citations(block.citations, unmapped)
-    return Text(text=block.text, cache=_ttl(block.cache_control))
+def _texts(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str]) -> tuple[Part, ...]:
+    """What a system says: text, or what only this protocol knows."""
+    parts: list[Part] = []
+    for j, raw in enumerate(raws):
+        at = f"{path}[{j}]"
+        block = _block(raw, at)
+        is_text = block is not None and block.type == "text"
+        parts.append(_part(raw, block, at, unmapped) if is_text else Opaque(protocol=NAME, raw=raw))
+    return tuple(parts)
 
 
 def _note_citations(raw: msgspec.Raw, unmapped: list[str]) -> None:
@@ -131,8 +132,7 @@ def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> list[Mes
         return [Message(role=Role(wire.role), content=content)]
     match wire.role:
         case "system":
-            blocks = [typed(raw, schema.TextBlockIn, f"{path}.content[{j}]") for j, raw in enumerate(wire.content)]
-            return [Message(role=Role.SYSTEM, content=tuple(_text(block, unmapped) for block in blocks))]
+            return [Message(role=Role.SYSTEM, content=_texts(wire.content, f"{path}.content", unmapped))]
         case "assistant":
             return [_assistant(wire.content, path, unmapped)]
         case "user":
@@ -301,7 +301,7 @@ def _tool(raw: msgspec.Raw, path: str, unmapped: list[str]) -> Tool | None:
     )
 
 
-def _tool_choice(choice: schema.ToolChoiceIn | None) -> ToolChoice | None:
+def _tool_choice(choice: schema.ToolChoiceIn | None, unmapped: list[str]) -> ToolChoice | None:
     match choice:
         case None:
             return None
@@ -312,7 +312,8 @@ def _tool_choice(choice: schema.ToolChoiceIn | None) -> ToolChoice | None:
         case schema.ToolChoiceIn(type="tool"):
             return ToolChoice(mode="tool", tool=_needed(choice.name, "tool_choice.name"))
         case _:
-            raise MalformedRequest("tool_choice.type", "is not one of the allowed values")
+            unmapped.append("tool_choice")
+            return None
 
 
 def _response_format(wire: schema.RequestIn, unmapped: list[str]) -> ResponseFormat | None:

@@ -22,7 +22,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 class CacheControl(Wire):
     type: str = "ephemeral"
-    ttl: Literal["5m", "1h"] | None = None
+    #: "5m" or "1h".
+    ttl: str | None = None
 
 
 class SourceIn(Wire):
@@ -59,13 +60,6 @@ class BlockIn(Wire):
 
 class TypeOnly(Wire):
     type: str
-
-
-class TextBlockIn(Wire):
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl | None = None
-    citations: msgspec.Raw = ABSENT
 
 
 class MessageIn(Wire):
@@ -113,7 +107,7 @@ class RequestIn(Wire):
     model: Name | None = None
     stream: bool | None = None
     max_tokens: Count | None = None
-    system: str | tuple[TextBlockIn, ...] | None = None
+    system: str | tuple[msgspec.Raw, ...] | None = None
     tools: tuple[msgspec.Raw, ...] | None = None
     tool_choice: ToolChoiceIn | None = None
     output_config: OutputConfigIn | None = None

@@ -58,6 +58,8 @@ _NEEDED = frozenset(
         "error",
     }
 )
+#: Blocks open at a time; a stream was never seen to have more than one.
+_MOST_OPEN = 256
 _KNOWN_DELTAS = frozenset({"text_delta", "input_json_delta", "thinking_delta", "signature_delta"})
 
 
@@ -270,6 +272,9 @@ class MessageStream:
         if known is not None:
             if known.kind != wire.type or known.said:
                 self._fail(Broken("a block of the stream was opened twice", code="malformed"))
+            return
+        if len(self._open) == _MOST_OPEN:
+            self._fail(Broken("the stream has too many blocks open", code="malformed"))
             return
         block = self._open[index] = _Block(wire.type)
         match wire.type:

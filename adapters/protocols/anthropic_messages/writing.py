@@ -46,6 +46,8 @@ from adapters.reasoning import budget_of, effort_of
 
 _PATH = "/messages"
 _COUNT_PATH = "/messages/count_tokens"
+#: The next one, 2026-10-21, only takes away: `temperature`, `top_p` and `top_k`, which older models still know. A
+#: profile may have it in its headers, with these three in `omit`. https://platform.claude.com/docs/en/api/versioning
 _VERSION = "2023-06-01"
 
 #: Output tokens where neither the caller nor the profile says how many, since this API must be told: as many as every

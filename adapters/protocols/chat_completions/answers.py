@@ -6,7 +6,6 @@ import base64
 import binascii
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from adapters.body import ABSENT, to_data_url
 from adapters.chat import ChatResponse, Choice, Image, Reasoning, StopReason, TokenLogprob, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
+from adapters.figures import cost_usd, count
 from adapters.protocols.chat_completions import failures
 from adapters.protocols.chat_completions.schema import (
     AnswerOut,
@@ -53,10 +53,6 @@ _FINISH: dict[StopReason, str] = {
     StopReason.TOOL_CALLS: "tool_calls",
     StopReason.CONTENT_FILTER: "content_filter",
 }
-
-#: No single call costs more, and no price is finer: beyond this the figure is nonsense.
-_MOST_USD = Decimal(1_000_000)
-_COST_CHARACTERS = 40
 
 _answer = msgspec.json.Decoder(AnswerOut)
 _loose_answer = msgspec.json.Decoder(LooseAnswer)
@@ -103,7 +99,7 @@ def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
     if wire is None:
         return NOTHING, None
     prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
-    total_in, total_out = _count(wire.prompt_tokens), _count(wire.completion_tokens)
+    total_in, total_out = count(wire.prompt_tokens), count(wire.completion_tokens)
     cached = prompt.cached_tokens if prompt and prompt.cached_tokens is not None else wire.prompt_cache_hit_tokens
     usage = Usage(
         input_total=total_in,
@@ -127,15 +123,7 @@ def read_cost(raw: msgspec.Raw) -> str | None:
             text = bytes(msgspec.json.decode(text, type=dict[str, msgspec.Raw]).get("total_cost", b""))
         except (msgspec.DecodeError, RecursionError):
             return None
-    if not 0 < len(text) <= _COST_CHARACTERS:
-        return None
-    try:
-        amount = Decimal(text.strip(b'"').decode("ascii"))
-    except (InvalidOperation, UnicodeDecodeError):
-        return None
-    if not amount.is_finite() or not 0 <= amount <= _MOST_USD or (amount and amount.adjusted() < -_COST_CHARACTERS):
-        return None
-    return format(amount, "f")
+    return cost_usd(msgspec.Raw(text))
 
 
 class Thought(msgspec.Struct, frozen=True):
@@ -367,13 +355,9 @@ def arguments_of(call: ToolCallOut) -> str:
     return msgspec.json.encode(given).decode()
 
 
-def _count(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value < 2**31 else None
-
-
 def _part_of(value: int | None, whole: int | None) -> int | None:
-    count = _count(value)
-    return count if count is None or whole is None else min(count, whole)
+    known = count(value)
+    return known if known is None or whole is None else min(known, whole)
 
 
 def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:

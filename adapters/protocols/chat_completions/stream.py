@@ -33,6 +33,7 @@ from adapters.chat import (
 from adapters.classify import request_id
 from adapters.contract import Batch, Endpoint
 from adapters.errors import Broken, ProviderError
+from adapters.figures import later_cost
 from adapters.protocols.chat_completions import answers, failures
 from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
 from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
@@ -206,8 +207,8 @@ class ChatStream:
         for wire in (chunk.x_groq.usage if chunk.x_groq else None, chunk.usage):
             reported, reported_cost = answers.read_usage(wire)
             usage = usage.merge(reported)
-            cost = _later_cost(cost, reported_cost)
-        cost = _later_cost(cost, answers.read_cost(chunk.cost))
+            cost = later_cost(cost, reported_cost)
+        cost = later_cost(cost, answers.read_cost(chunk.cost))
         if usage != self._usage or cost != self._cost:
             self._usage, self._cost = usage, cost
             events.append(UsageReport(usage=usage, reported_cost_usd=cost))
@@ -349,10 +350,3 @@ class ChatStream:
 
 def _is_last(event: Event) -> bool:
     return isinstance(event, Finished)
-
-
-def _later_cost(known: str | None, later: str | None) -> str | None:
-    """The last one wins, and a zero never overwrites an amount."""
-    if later is None or (known is not None and not later.strip("0.")):
-        return known
-    return later

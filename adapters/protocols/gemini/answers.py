@@ -121,42 +121,49 @@ def finish_reason(reason: StopReason, native: str) -> str:
 class Figures:
     """The usage as it is told so far: every chunk may tell it again, in part."""
 
-    __slots__ = ("_told", "usage")
+    __slots__ = ("_cached", "_candidates", "_prompt", "_thoughts", "_tool_use", "usage")
 
     def __init__(self) -> None:
-        self._told: tuple[int | None, ...] = (None,) * 5
+        self._prompt: int | None = None
+        self._cached: int | None = None
+        self._candidates: int | None = None
+        self._thoughts: int | None = None
+        self._tool_use: int | None = None
         self.usage = Usage()
 
     def take(self, wire: schema.UsageMetadata) -> bool:
         """Whether anything is new. A figure that is no count is no figure, and a zero never overwrites one."""
-        later = (
-            wire.prompt_token_count,
-            wire.cached_content_token_count,
-            wire.candidates_token_count,
-            wire.thoughts_token_count,
-            wire.tool_use_prompt_token_count,
-        )
-        told = tuple(
-            new if new is not None and (old is None or new) and 0 <= new < 2**31 else old
-            for old, new in zip(self._told, later, strict=True)
-        )
-        if told == self._told:
-            return False
-        self._told = told
-        prompt, cached, candidates, thoughts, tool_use = told
-        total_in = _sum(prompt, tool_use)
-        self.usage = Usage(
-            input_total=total_in,
-            # A part is never more than its whole.
-            cache_read=cached if cached is None or total_in is None else min(cached, total_in),
-            output_total=_sum(candidates, thoughts),
-            reasoning=thoughts,
-        )
-        return True
+        changed = False
+        if (new := wire.prompt_token_count) != self._prompt and _counts(self._prompt, new):
+            self._prompt, changed = new, True
+        if (new := wire.cached_content_token_count) != self._cached and _counts(self._cached, new):
+            self._cached, changed = new, True
+        if (new := wire.candidates_token_count) != self._candidates and _counts(self._candidates, new):
+            self._candidates, changed = new, True
+        if (new := wire.thoughts_token_count) != self._thoughts and _counts(self._thoughts, new):
+            self._thoughts, changed = new, True
+        if (new := wire.tool_use_prompt_token_count) != self._tool_use and _counts(self._tool_use, new):
+            self._tool_use, changed = new, True
+        if changed:
+            total_in, cached = self._prompt, self._cached
+            if self._tool_use is not None:
+                total_in = self._tool_use + (total_in or 0)
+            total_out, thoughts = self._candidates, self._thoughts
+            if thoughts is not None:
+                total_out = thoughts + (total_out or 0)
+            self.usage = Usage(
+                input_total=total_in,
+                # A part is never more than its whole.
+                cache_read=cached if cached is None or total_in is None else min(cached, total_in),
+                output_total=total_out,
+                reasoning=thoughts,
+            )
+        return changed
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
-    return other if one is None else one + (other or 0)
+def _counts(known: int | None, new: int | None) -> bool:
+    """The later figure is one, and takes the place of the one that is known."""
+    return new is not None and (new > 0 or (new == 0 and known is None)) and new < 2**31
 
 
 class Reader:
@@ -193,7 +200,9 @@ class Reader:
 
     def take(self, wire: schema.Candidate, payload: bytes, response_id: str | None, events: list[Event]) -> None:
         """One chunk of it. Raises `Broken`."""
-        self.finish = wire.finish_reason if wire.finish_reason != "FINISH_REASON_UNSPECIFIED" else None
+        self.finish = wire.finish_reason
+        if self.finish == "FINISH_REASON_UNSPECIFIED":
+            self.finish = None
         if wire.content is not None and wire.content.parts:
             for part in wire.content.parts:
                 text = part.text
@@ -292,10 +301,10 @@ class Reader:
         self._call(wire.id, wire.name or "", arguments, signature, payload, response_id, events)
 
     def end_call(self, payload: bytes, response_id: str | None, events: list[Event], *, whole: bool = True) -> None:
-        """The call in pieces is over. `whole` is False where it was cut off: its arguments are then not known."""
+        """The call in pieces is over. `whole` is False where it was cut off: its arguments then stay open."""
         call, self._partial = self._partial, None
         if call is not None:
-            arguments = call.arguments() if whole else ""
+            arguments = call.arguments() if whole else call.arguments()[:-1]
             self._call(call.id, call.name, arguments, call.signature, payload, response_id, events)
 
     def _call(

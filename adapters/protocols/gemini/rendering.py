@@ -83,14 +83,34 @@ class _Call:
 class _Candidate:
     """One choice on its way: the parts since the last chunk, and the calls that wait."""
 
-    __slots__ = ("calls", "images", "length", "logprobs", "parts")
+    __slots__ = ("_length", "_waiting", "calls", "logprobs", "parts")
 
     def __init__(self) -> None:
         self.parts: list[dict[str, Any]] = []
         self.calls: dict[int, _Call] = {}
         self.logprobs: list[TokenLogprob] = []
+        #: Characters of text so far, and signatures of text that is still to come: from, to, signature.
+        self._length = 0
+        self._waiting: list[tuple[int, int, str]] = []
 
-    def text(self, text: str, *, thought: bool = False) -> None:
+    def text(self, text: str) -> None:
+        while self._waiting and self._waiting[0][0] < self._length + len(text):
+            start, end, signature = self._waiting[0]
+            before = max(start - self._length, 0)
+            if before:
+                self._append(text[:before])
+                text, self._length = text[before:], self._length + before
+            if end > self._length + len(text):
+                break
+            piece, text = text[: end - self._length], text[end - self._length :]
+            self.parts.append({"text": piece, "thoughtSignature": signature})
+            self._length = end
+            del self._waiting[0]
+        self._length += len(text)
+        if text:
+            self._append(text)
+
+    def _append(self, text: str, *, thought: bool = False) -> None:
         last = self.parts[-1] if self.parts else None
         if last is not None and "text" in last and last.get("thought", False) == thought and len(last) == 1 + thought:
             last["text"] += text
@@ -99,13 +119,17 @@ class _Candidate:
 
     def think(self, event: ReasoningDelta) -> None:
         if event.id is None and not event.redacted and (event.text or not event.signature):
-            self.text(event.text, thought=True)
+            self._append(event.text, thought=True)
             if event.signature:
                 self.parts[-1]["thoughtSignature"] = signatures.told(event.signature)
         elif event.signature:
-            self._sign(signatures.told(event.signature), event.id or "")
+            span = signatures.span_of(event.id)
+            if span is not None and span[1] > self._length:
+                self._waiting.append((*span, signatures.told(event.signature)))
+            else:
+                self._sign(signatures.told(event.signature), event.id or "")
         elif event.text:
-            self.text(event.text, thought=True)
+            self._append(event.text, thought=True)
 
     def _sign(self, signature: str, place: str) -> None:
         """On the part it belongs to where that is still here, else on one of its own."""
@@ -126,6 +150,8 @@ class _Candidate:
     def end(self, end: ChoiceEnd) -> dict[str, Any]:
         """The calls, and what the candidate says of its end."""
         said: dict[str, Any] = {}
+        self.parts += [{"text": "", "thoughtSignature": signature} for _, _, signature in self._waiting]
+        self._waiting.clear()
         reason = finish_reason(end.stop_reason, end.native_stop_reason)
         if end.stop_reason in {StopReason.OTHER, StopReason.PAUSE}:
             said["finishMessage"] = end.native_stop_reason

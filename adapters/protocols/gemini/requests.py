@@ -631,7 +631,7 @@ class _Writer:
             match message.role:
                 case Role.SYSTEM | Role.DEVELOPER:
                     if contents:
-                        raise RequestNotExpressible(f"{path}.role", f"{NAME} takes instructions at the start only")
+                        self._refuse(f"{path}.role", "takes instructions at the start only", "messages.place")
                     system += self._parts(message, path)
                 case Role.ASSISTANT:
                     _add(contents, "model", self._model_parts(message, path))

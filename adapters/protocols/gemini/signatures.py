@@ -36,6 +36,12 @@ def text_id(start: int, end: int) -> str:
     return f"text:{start}:{end}"
 
 
+def span_of(place: str | None) -> tuple[int, int] | None:
+    """The characters a block's id names."""
+    found = _TEXT.fullmatch(place or "")
+    return (int(found[1]), int(found[2])) if found else None
+
+
 def image_id(number: int) -> str:
     return f"image:{number}"
 
@@ -60,8 +66,7 @@ class Places:
             if (found := _IMAGE.fullmatch(block.id or "")) and int(found[1]) < images:
                 self._images[int(found[1])] = block.signature
                 continue
-            span = _TEXT.fullmatch(block.id or "")
-            start, end = (int(span[1]), int(span[2])) if span else (-1, -1)
+            start, end = span_of(block.id) or (-1, -1)
             after = self._spans[-1][1] if self._spans else 0
             if after <= start <= end <= text_length:
                 self._spans.append((start, end, block.signature))

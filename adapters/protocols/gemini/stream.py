@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.body import given
+from adapters.body import ABSENT, given
 from adapters.chat import ChoiceEnd, Event, Finished, StopReason, UsageReport
 from adapters.classify import request_id
 from adapters.contract import Batch
@@ -103,7 +103,7 @@ class GeminiStream:
             if data[:1] == b"{" or (data.strip() not in {b"", b"[DONE]"} and event in _NAMES):
                 self._take_payload(data, events)
                 if self._failure is not None:
-                    return
+                    break
 
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
         if body[:1] != b"[":
@@ -132,7 +132,7 @@ class GeminiStream:
             chunk = answers.decode_chunk(data)
             if chunk.usage_metadata is not None and self._figures.take(chunk.usage_metadata):
                 events.append(UsageReport(usage=self._figures.usage))
-            if (error := given(chunk.error)) is not None:
+            if chunk.error is not ABSENT and (error := given(chunk.error)) is not None:
                 self._fail(failures.from_error(error, headers=self._headers))
                 return
             if chunk.response_id:
@@ -141,11 +141,12 @@ class GeminiStream:
                 self._model = chunk.model_version
             if chunk.prompt_feedback is not None:
                 self._blocked = answers.blocked_by(chunk) or self._blocked
-            for candidate in chunk.candidates or ():
-                reader = self._readers.get(candidate.index)
-                if reader is None:
-                    reader = self._readers[candidate.index] = answers.Reader(candidate.index, self._omitted)
-                reader.take(candidate, data, self._id, events)
+            if chunk.candidates is not None:
+                for candidate in chunk.candidates:
+                    reader = self._readers.get(candidate.index)
+                    if reader is None:
+                        reader = self._readers[candidate.index] = answers.Reader(candidate.index, self._omitted)
+                    reader.take(candidate, data, self._id, events)
         except Broken as broken:
             self._fail(broken)
 

@@ -79,7 +79,7 @@ def parse_request(body: bytes) -> ChatRequest:
     include = wire.include or ()
     if any(asked not in {LOGPROBS, ENCRYPTED} for asked in include):
         unmapped.append("include")
-    if wire.input is None and not any(name in unmapped for name in _INSTEAD_OF_INPUT):
+    if (wire.input is None or wire.input == ()) and not any(name in unmapped for name in _INSTEAD_OF_INPUT):
         raise MalformedRequest("input", "is required")
     return ChatRequest(
         messages=_messages(wire, unmapped),

@@ -218,7 +218,7 @@ class ResponseStream:
             self._payloads += 1
             self._take_odd(name, data, error)
             return
-        kind = wire.type or name
+        kind = wire.type = wire.type or name
         if kind in _IDLE:
             return
         self._payloads += 1
@@ -500,7 +500,7 @@ class ResponseStream:
         response = answers.decode_response(wire.response)
         self._know(response, events)
         failure = answers.failure_of(response, self._headers)
-        if failure is None and wire.type and wire.type != f"response.{response.status}":
+        if failure is None and wire.type != f"response.{response.status}":
             failure = Broken("the end of the stream and the status of its response differ", code="no_terminal")
         if failure is not None:
             self._fail(failure)

@@ -384,6 +384,13 @@ def test_a_ping_is_no_payload_and_every_other_event_is():
     assert parser.payloads == 1
 
 
+def test_blocks_without_end_are_stopped_before_they_fill_memory():
+    block = '{"type":"content_block_start","index":%d,"content_block":{"type":"text","text":""}}'
+    _, error = read_back("".join(f"data: {block % i}\n\n" for i in range(1000)).encode())
+    assert error is not None
+    assert error.code == "malformed"
+
+
 def test_an_event_without_end_is_stopped_before_it_fills_memory():
     _, error = parsed(PROTOCOL.new_parser(ENDPOINT, {}), [b"data: " + b"x" * 100_000] * 200)
     assert error is not None

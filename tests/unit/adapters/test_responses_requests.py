@@ -253,6 +253,7 @@ def test_what_is_kept_at_the_provider_may_stand_for_the_input(instead):
     ("fields", "path"),
     [
         ({"input": None}, "input"),
+        ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{}]}, "input[0].type"),

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
+import pytest
 
 from admission.controller import Controller
+from admission.decision import Configure
 from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict, new_id
 from admission.memory import Fault, MemoryDatabase, MemoryStore
 from admission.settings import AdmissionSettings, GroupSettings
@@ -297,3 +299,68 @@ async def test_a_waiter_of_a_lapsed_incarnation_is_told_and_the_next_one_is_gran
         assert one.owner != before
         await one.settle(ended(first))
         await granted(one)
+
+
+@pytest.mark.parametrize("acknowledged", [False, True], ids=["given up", "acknowledged"])
+async def test_what_an_older_statement_hears_takes_no_lease_that_came_by_another(acknowledged):
+    # An acquire is lost on its way back, again and again. Meanwhile its group is merged into another, whose queue moves
+    # on and grants the ticket; the caller has its lease when the older statement comes to its end.
+    w = World(
+        AdmissionSettings(
+            groups={GROUP: GroupSettings(concurrency=1), "h": GroupSettings(concurrency=1)}, margin_s=0.1, retry_s=0.4
+        )
+    )
+    async with w.controller() as one:
+        await granted(one, demand(group="h", endpoint="h"))
+        w.faults["acquire"] = Fault(lost="after")
+        waiting = asyncio.create_task(granted(one, demand(group="h", endpoint="h")))
+        await until(lambda: w.states() == ["active", "queued"])
+        merged = GroupSettings(concurrency=2, endpoints=(GROUP, "h"))
+        w.database.apply(Configure({GROUP: merged}, 2))
+        older = one._admissions["h"]
+        w.faults["acquire"] = Fault()
+        await one.advance([GROUP])
+        await one._admissions[GROUP].drain()
+        lease = await waiting
+        w.faults["acquire"] = Fault() if acknowledged else Fault(lost="after")
+        await older.drain()
+        await one._abandoned.drain()
+        assert w.states() == ["active", "active"]
+        assert (await one.settle(ended(lease))).applied
+
+
+async def test_a_caller_who_leaves_as_another_statement_brings_its_lease_leaves_nothing_behind():
+    w = World(
+        AdmissionSettings(
+            groups={GROUP: GroupSettings(concurrency=1), "h": GroupSettings(concurrency=1)}, margin_s=0.1, retry_s=0.4
+        )
+    )
+    async with w.controller() as one:
+        await granted(one, demand(group="h", endpoint="h"))
+        w.faults["acquire"] = Fault(lost="after")
+        wanted = demand(group="h", endpoint="h")
+        waiting = asyncio.create_task(one.admit(wanted))
+        await until(lambda: w.states() == ["active", "queued"])
+        w.database.apply(Configure({GROUP: GroupSettings(concurrency=2, endpoints=(GROUP, "h"))}, 2))
+        ticket, deliver = one._tickets[wanted.ticket_id], one._deliver
+
+        def delivered(*arguments: Any) -> None:
+            deliver(*arguments)
+            waiting.cancel()
+
+        one._deliver = delivered  # type: ignore[assignment]
+        w.faults["acquire"] = Fault()
+        await one.advance([GROUP])
+        with suppress(asyncio.CancelledError):
+            await waiting
+        assert ticket.leased
+        await until(lambda: w.states() == ["active"])
+
+
+async def test_a_store_that_has_forgotten_a_group_is_told_of_it_again():
+    # As after a standby took over that lagged: it is from before the group was made known.
+    w = world()
+    async with w.controller() as one:
+        w.database.state = msgspec.structs.replace(w.database.state, groups={}, endpoints={})
+        lease = await granted(one)
+        assert one.valid(lease)

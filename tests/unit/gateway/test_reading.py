@@ -205,3 +205,8 @@ async def test_who_waits_for_a_rate_limit_is_not_said_to_wait_for_failures():
         "fails": "cooldown",
         "full": "capacity",
     }
+
+
+def test_a_provider_is_ready_once_its_credentials_are_present() -> None:
+    told = reading(FakeStore(), FakeController()).providers()
+    assert (told["openai"], told["groq"], told["ollama"]) == ("ready", "not_ready", "ready")

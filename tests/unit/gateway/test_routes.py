@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -127,10 +128,10 @@ def test_omitted_and_forced_fields_add_up_and_the_nearest_word_on_a_field_holds(
         tmp_path,
         """
         [models.m]
-        omit = ["user", "seed"]
+        omit = ["user", "seed", "!metadata"]
         providers = [{ provider = "a", force = { seed = 1, top_p = 1 }, omit = ["stop"] }]
         """,
-        a='omit = ["store"]\nforce = { top_p = 0.5, stop = ["x"] }',
+        a='omit = ["store", "metadata"]\nforce = { top_p = 0.5, stop = ["x"] }',
     )
     [route] = router.plan(call()).routes
     assert route.endpoint.omit == {"store", "user", "stop"}
@@ -144,6 +145,9 @@ ROUTE_CHANGES = [
     'max_tokens_field = "max_tokens"',
     'reasoning_field = "reasoning"',
     "no_sentinel = true",
+    "reasoning_object = true",
+    "cache_control = true",
+    "default_max_tokens = 9",
 ]
 
 
@@ -160,6 +164,13 @@ def test_what_shapes_a_request_is_part_of_the_routes_identity_wherever_it_is_sai
         a={"provider": setting, "pattern": f"[providers.a.per_model.'m*']\n{setting}"}.get(level, ""),
     ).plan(call())
     assert other.routes[0].route_id != plain.route_id
+
+
+def test_another_protocol_is_another_route(tmp_path: Path) -> None:
+    text = "[models.m]\nproviders = ['a', { provider = 'a', protocol = 'anthropic_messages' }]"
+    first, second = made(tmp_path, text).plan(call()).routes
+    assert first.route_id != second.route_id
+    assert second.report.protocol == second.provider.protocol == "anthropic_messages"
 
 
 @pytest.mark.parametrize("setting", ["gap_s = 77", "execution_limit_s = 9", 'resend_uncertain = "never"', "weight = 3"])
@@ -489,3 +500,21 @@ def test_reasoning_of_earlier_turns_is_no_need(tmp_path: Path) -> None:
     thought = Message(role=Role.ASSISTANT, content=(Text(text="x"),), reasoning=(Reasoning(text="t"),))
     asks = ChatRequest(messages=(thought,))
     assert served(made(tmp_path, a="cannot = ['reasoning']").plan(call(asks=asks))) == ["a", "b"]
+
+
+def test_what_is_free_at_the_shipped_address_is_not_at_another(tmp_path: Path) -> None:
+    file = tmp_path / "tollbridge.toml"
+    tail = '[models."llama3.2"]\nproviders = ["ollama"]\n'
+    file.write_text("[providers.ollama]\ngap_s = 9\n" + tail)
+    here = config.load(file, {})
+    file.write_text('[providers.ollama]\nbase_url = "https://elsewhere.example/v1"\n' + tail)
+    assert config.load(file, {}).free == {}
+    prices = PriceBook(models={}, routes={}, published=Unpublished, free=here.free)
+
+    def free(model: str) -> bool:
+        return prices.price("ollama", here.providers["ollama"].base_url, model, model, datetime.now(UTC)) is not None
+
+    assert free("llama3.2")
+    # A later pattern takes back what an earlier one says.
+    assert not free("gpt-oss:120b-cloud")
+    assert not free("kimi-k2:cloud")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adapters.protocols.chat_completions import ChatCompletions
 from admission.lease import Class, new_id
 from gateway.call import Options, Resend
-from gateway.errors import ModelNotFound
+from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
 from gateway.jobs.submission import Judge, Line, LineSplitter, Submission
@@ -23,7 +23,9 @@ from gateway.rest.fields import BY_NAME, options_from_json
 KEY = new_id()
 
 
-def resolve(model: str, _role: str | None) -> None:
+def resolve(model: str, role: str | None) -> None:
+    if role not in {None, "planner"}:
+        raise InvalidRequest("no such role", param="role")
     if model == "missing":
         raise ModelNotFound(f"no model is called {model!r}", param="model")
 
@@ -73,6 +75,20 @@ def test_a_job_is_of_class_batch_and_its_debit_is_its_id_unless_it_says_otherwis
     assert job.klass == Class.INTERACTIVE
     assert (options.debit_id, options.session_id, job.session_id) == ("mine", "s", "s")
     assert str(options.max_cost_usd) == "0.1"
+
+
+def test_a_role_stands_for_a_model() -> None:
+    asked = {"messages": [{"role": "user", "content": "hi"}]}
+    job = add(line(body=asked, role="planner"))
+    assert job.fault is None
+    assert (job.model, msgspec.json.decode(job.options, type=Options).role) == ("", "planner")
+    # With both, the model has to be one.
+    unknown = add(body(model="missing") | {"role": "planner"})
+    assert unknown.fault is not None
+    assert unknown.fault.code == "model_not_found"
+    poet = add(line(body=asked, role="poet"))
+    assert poet.fault is not None
+    assert (poet.fault.code, poet.fault.param) == ("invalid_request", "role")
 
 
 def test_caller_fields_survive_the_store() -> None:
