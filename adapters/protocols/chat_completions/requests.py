@@ -44,6 +44,15 @@ _ENVELOPE = frozenset({"model", "stream", "stream_options"})
 #: Top-level fields that the canonical form carries.
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
 
+#: The same of what a message and a tool hold. What a caller repeats from an answer about the answer may be lost.
+_READ = {
+    "messages": frozenset(field.name for field in msgspec.structs.fields(schema.MessageIn))
+    | {"annotations", "executed_tools", "id"},
+    "tools": frozenset(field.name for field in msgspec.structs.fields(schema.ToolIn)) | {"custom"},
+}
+_NOTHING = frozenset({b"null", b"[]", b"{}", b"false", b'""'})
+_PATH_CHARACTERS = 96
+
 #: Top-level fields that ask for reasoning, at any provider.
 _REASONING_FIELDS = frozenset(
     {"reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget", "include_reasoning"}
@@ -52,6 +61,7 @@ _REASONING_FIELDS = frozenset(
 _REASONING_MARKS = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
 
 _encode = msgspec.json.Encoder().encode
+_items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +92,7 @@ def parse_request(body: bytes) -> ChatRequest:
     fields = read_fields(body)
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
+    _note_unread(fields, unmapped)
     effort, budget = _reasoning_wanted(wire, unmapped)
     tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
     tools += [_function(function) for function in wire.functions or ()]
@@ -114,6 +125,18 @@ def parse_request(body: bytes) -> ChatRequest:
         end_user=wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
     )
+
+
+def _note_unread(fields: dict[str, msgspec.Raw], unmapped: list[str]) -> None:
+    """Names what messages and tools hold that is read by nobody here: another protocol would lose it in silence."""
+    for name, known in _READ.items():
+        items = _items.decode(fields[name]) if name in fields else None
+        for i, item in enumerate(items or ()):
+            unmapped.extend(
+                f"{name}[{i}].{key}"[:_PATH_CHARACTERS]
+                for key in sorted(item.keys() - known)
+                if bytes(item[key]) not in _NOTHING
+            )
 
 
 def _reasoning_wanted(wire: schema.RequestIn, unmapped: list[str]) -> tuple[str | None, int | None]:
@@ -489,7 +512,7 @@ def _render_message(message: Message, path: str, endpoint: Endpoint, dropped: li
         "role": str(message.role),
         "content": _render_content(message, path, endpoint, dropped),
     }
-    if message.name is not None:
+    if message.name is not None and message.role is not Role.TOOL:  # its call names it
         rendered["name"] = message.name
     if message.tool_calls:
         signed = endpoint.reasoning_field == "extra_content" and "messages.reasoning" not in endpoint.omit

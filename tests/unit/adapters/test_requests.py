@@ -561,3 +561,16 @@ def test_marks_are_taken_off_a_native_request_for_a_provider_that_has_no_word_fo
     ]
     assert content["tools"] == [{"type": "function", "function": {"name": "f"}}]
     assert rendered.dropped == ("messages[0].content[0].cache", "messages[2].reasoning", "tools[0].cache")
+
+
+def test_what_a_message_or_a_tool_holds_that_nobody_reads_is_named_for_other_protocols():
+    messages = [
+        {"role": "assistant", "content": "4", "audio": {"id": "a"}, "annotations": [{"type": "url_citation"}]},
+        {"role": "assistant", "content": "4", "prefix": True, "images": [], "audio": None, "id": "m1"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}, "defer_loading": True}]
+    request = PROTOCOL.parse_request(json.dumps({"messages": messages, "tools": tools}).encode())
+    assert request.native is not None
+    assert request.native.unmapped == ("messages[0].audio", "messages[1].prefix", "tools[0].defer_loading")
+    # To a provider of the same protocol they go as they are.
+    assert render(request)["messages"] == messages
