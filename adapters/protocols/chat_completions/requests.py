@@ -8,7 +8,7 @@ that a field we never heard of arrives. The canonical form is filled beside it, 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -377,7 +377,10 @@ def _native_fields(
         del fields["reasoning_effort"]
         _ask_for_reasoning(fields, request.reasoning_effort, None, endpoint)
     without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
-    without_reasoning = "messages.reasoning" in endpoint.omit and any(m.reasoning for m in request.messages)
+    without_reasoning = "messages.reasoning" in endpoint.omit and any(
+        message.reasoning or any(call.signature is not None for call in message.tool_calls)
+        for message in request.messages
+    )
     if without_cache or without_reasoning:
         for name in ("messages", "tools") if without_cache else ("messages",):
             if name in fields:
@@ -403,12 +406,19 @@ def _strip(items: object, at: str, dropped: list[str], *, cache: bool, reasoning
         path = f"{at}[{i}]"
         if reasoning and [item.pop(name) for name in _REASONING_MARKS & item.keys()]:
             dropped.append(f"{path}.reasoning")
-        parts = item.get("content")
+        for j, call in enumerate(_listed(item, "tool_calls") if reasoning else ()):
+            if isinstance(call, dict) and call.pop("extra_content", None) is not None:
+                dropped.append(f"{path}.tool_calls[{j}].signature")
         holders = [(path, item), (f"{path}.function", item.get("function"))]
-        holders += [(f"{path}.content[{j}]", part) for j, part in enumerate(parts if isinstance(parts, list) else ())]
+        holders += [(f"{path}.content[{j}]", part) for j, part in enumerate(_listed(item, "content"))]
         for where, holder in holders if cache else ():
             if isinstance(holder, dict) and holder.pop("cache_control", None) is not None:
                 dropped.append(f"{where}.cache")
+
+
+def _listed(item: Mapping[str, Any], name: str) -> list[Any]:
+    found = item.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _ask_for_reasoning(fields: dict[str, Any], effort: str | None, budget: int | None, endpoint: Endpoint) -> None:
