@@ -29,8 +29,8 @@ from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
 from gateway.call import Call, Unsupported
 from gateway.needs import PARAMETERS, lacking, without
-from gateway.outcome import AttemptReport, Cost, Counters
-from gateway.router import Plan, Route
+from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
+from gateway.router import Route
 from gateway.settling import Settling, Unacknowledged
 from metering.cost import decimal_string
 from metering.ledger import CountersAfter, Intent, Record
@@ -511,7 +511,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def intent(
-    call: Call, plan: Plan, route: Route, created_at: str, failed: AttemptReport | None, billing: Billing
+    call: Call,
+    route: Route,
+    *,
+    left_out: Sequence[LeftOut],
+    created_at: str,
+    failed: AttemptReport | None,
+    billing: Billing,
 ) -> bytes:
     """What the ledger is to know of an attempt should nobody live to tell its end."""
     options = call.options
@@ -532,8 +538,7 @@ def intent(
             class_=options.klass.name.lower(),
             failed_provider=None if failed is None else failed.route.provider,
             failure_reason=None if failed is None else failed.code or failed.status,
-            left_out=[{"provider": out.provider, "model": out.model, "reason": out.reason} for out in plan.left_out]
-            or None,
+            left_out=[{"provider": out.provider, "model": out.model, "reason": out.reason} for out in left_out] or None,
             session_id=options.session_id,
             scope_id=options.scope_id,
             run_id=options.run_id,

@@ -28,7 +28,7 @@ from gateway.billing import Billing
 from gateway.call import Call, Completion
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
-from gateway.router import Plan, Route, Router, RoutingSettings
+from gateway.router import Route, Router, RoutingSettings
 from gateway.settling import Settling
 from gateway.standing import Standing
 
@@ -106,7 +106,7 @@ class Pipeline:
             again: list[Route] = []
             for place, route in enumerate(routes):
                 last = place == len(routes) - 1 and not again
-                lease = await self._admit(run, plan, route, observer, last=last)
+                lease = await self._admit(run, route, observer, last=last)
                 if isinstance(lease, Refusal):
                     run.refused(lease, route)
                     continue
@@ -139,7 +139,7 @@ class Pipeline:
                     again.append(route)
             routes = await run.pause(again)
 
-    async def _admit(self, run: Run, plan: Plan, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
+    async def _admit(self, run: Run, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
         """One ticket for one route. Only the patient one waits through a cooldown: others leave it to the next."""
         call, provider = run.call, route.provider
         patience = provider.queue_timeout_s
@@ -170,7 +170,12 @@ class Pipeline:
                         caller_deadline_s=run.remaining_s(),
                         waits_for_cooldown=route is run.patient,
                         intent=intent(
-                            call, plan, route, created_at=run.created_at, failed=run.failed, billing=self._billing
+                            call,
+                            route,
+                            left_out=run.left_out,
+                            created_at=run.created_at,
+                            failed=run.failed,
+                            billing=self._billing,
                         ),
                     ),
                     tell,
