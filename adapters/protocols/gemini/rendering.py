@@ -118,7 +118,7 @@ class _Candidate:
             self.parts.append({"text": text, "thought": True} if thought else {"text": text})
 
     def think(self, event: ReasoningDelta) -> None:
-        if event.id is None and not event.redacted and (event.text or not event.signature):
+        if event.text:
             self._append(event.text, thought=True)
             if event.signature:
                 self.parts[-1]["thoughtSignature"] = signatures.told(event.signature)
@@ -128,8 +128,6 @@ class _Candidate:
                 self._waiting.append((*span, signatures.told(event.signature)))
             else:
                 self._sign(signatures.told(event.signature), event.id or "")
-        elif event.text:
-            self._append(event.text, thought=True)
 
     def _sign(self, signature: str, place: str) -> None:
         """On the part it belongs to where that is still here, else on one of its own."""

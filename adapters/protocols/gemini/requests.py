@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +42,7 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.gemini import openapi, signatures
 from adapters.protocols.gemini.answers import NAME
 from adapters.reasoning import budget_of, effort_of
+from adapters.urls import path_step
 
 _Fields = dict[str, msgspec.Raw]
 
@@ -509,14 +509,8 @@ def path_of(model: str, verb: str) -> str:
     steps = model.split("/")
     if steps[0] not in _COLLECTIONS:
         # The slash of a name is no step of the path.
-        return f"/models/{urllib.parse.quote(_step(model), safe='@')}:{verb}"
-    return "".join(f"/{urllib.parse.quote(_step(step), safe='@')}" for step in steps) + f":{verb}"
-
-
-def _step(step: str) -> str:
-    if step in {"", ".", ".."} or not all(part not in {"", ".", ".."} for part in step.split("/")):
-        raise RequestNotExpressible("model", "is not the name of a model")
-    return step
+        return f"/models/{path_step(model)}:{verb}"
+    return "".join(f"/{path_step(step)}" for step in steps) + f":{verb}"
 
 
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
