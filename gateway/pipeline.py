@@ -135,6 +135,7 @@ class Pipeline:
                         return attempt, begun
                     self._router.seen(route, attempt.start_s, streamed=streamed)
                     receipt = await self._attempts.settle(attempt, run.reports)
+                observer.failed(run.reports[-1])
                 if run.goes_on(attempt, receipt):
                     again.append(route)
             routes = await run.pause(again)
@@ -287,13 +288,12 @@ class Pipeline:
     # ---------------------------------------------------------------- after the commit point
 
     async def _items(self, run: Run, attempt: Attempt, first: list[Delta]) -> AsyncGenerator[Item]:
-        if first:
-            yield first
+        if item := attempt.item(first):
+            yield item
         try:
             while attempt.finished is None:
-                deltas = attempt.observe(await attempt.next_batch())
-                if deltas:
-                    yield deltas
+                if item := attempt.item(attempt.observe(await attempt.next_batch())):
+                    yield item
         except Late:
             attempt.late = True
             await self._attempts.leave(attempt, run.reports)
@@ -304,4 +304,8 @@ class Pipeline:
             receipt = await self._attempts.settle(attempt, run.reports)
             raise run.broken(attempt, receipt) from error
         receipt = await self._attempts.settle(attempt, run.reports)
-        yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))
+        yield Ended(
+            ends=attempt.finished.ends,
+            outcome=run.outcome("complete", attempt, receipt),
+            native=attempt.native_end,
+        )

@@ -36,7 +36,7 @@ from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete,
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Answer, Ending, Intent, JobStore
 from gateway.jobs.watch import Watch
-from gateway.outcome import Outcome, RouteReport
+from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 log = structlog.get_logger(__name__)
 
@@ -128,6 +128,8 @@ class _Run:
 
     def started(self, route: RouteReport, attempt: int) -> None:  # noqa: ARG002  the line says more than is kept
         self.waiting = None
+
+    def failed(self, report: AttemptReport) -> None: ...
 
     async def dispatching(self, attempt: int) -> None:
         try:
