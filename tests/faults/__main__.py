@@ -198,8 +198,9 @@ def main() -> int:
     began = time.monotonic()
     progress = Progress(given.rounds * len(rows))
     done = 0
-    for row in rows:
-        for number in range(given.rounds):
+    # Each scenario once, then each again: what a first round finds is heard of early.
+    for number in range(given.rounds):
+        for row in rows:
             name = f"{row.chosen.name}, round {number + 1}, seed {seed + number}"
             progress.tell(done, f"{name} ...", always=True)
             wrong = len(row.failures)
