@@ -253,30 +253,43 @@ class _Messages:
         reasoning: list[Reasoning] = []
         calls: list[ToolCall] = []
         length = images = 0
+        #: The last part was a thought that nothing has ended.
+        thinking = False
         self._open = []
         for i, raw in enumerate(parts):
             at = f"{path}.parts[{i}]"
             fields = object_of(raw, at)
-            signature = _signature(fields, at)
+            signature, own = _signature(fields, at)
             if "functionCall" in fields:
+                thinking = False
                 call = self._call(fields["functionCall"], f"{at}.functionCall", f"call_{number}_{i}", signature)
                 calls.append(call)
                 self._open.append((call.name, call.id))
                 continue
             if "text" in fields and "thought" in fields and typed(fields["thought"], bool, f"{at}.thought"):
-                reasoning.append(Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=signature))
+                marked = signatures.of_thought(signature) if signature is not None and own else signature
+                thought = Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=marked)
+                if thinking and reasoning:
+                    # One thought, which a client kept in the pieces it came in.
+                    last = reasoning.pop()
+                    thought = Reasoning(text=last.text + thought.text, signature=marked)
+                reasoning.append(thought)
+                thinking = marked is None
                 continue
+            thinking = False
             part = self._part(raw, at)
             start, length = length, length + (len(part.text) if isinstance(part, Text) else 0)
-            if isinstance(part, Text) and not part.text:
-                part = None
-            if part is not None:
-                content.append(part)
             if signature is not None and not isinstance(part, Opaque):
-                is_image = isinstance(part, Image)
-                place = signatures.image_id(images) if is_image else signatures.text_id(start, length)
-                reasoning.append(Reasoning(signature=signature, id=place))
+                if not own:
+                    marked = signature
+                elif isinstance(part, Image):
+                    marked = signatures.of_image(signature, images)
+                else:
+                    marked = signatures.of_text(signature, start, length)
+                reasoning.append(Reasoning(signature=marked))
             images += isinstance(part, Image)
+            if part is not None and not (isinstance(part, Text) and not part.text):
+                content.append(part)
         self.messages.append(
             Message(role=Role.ASSISTANT, content=tuple(content), reasoning=tuple(reasoning), tool_calls=tuple(calls))
         )
@@ -338,10 +351,12 @@ class _Messages:
                 return Opaque(protocol=NAME, raw=raw)
 
 
-def _signature(fields: _Fields, path: str) -> str | None:
+def _signature(fields: _Fields, path: str) -> tuple[str | None, bool]:
+    """As `signatures.heard`."""
     if "thoughtSignature" not in fields:
-        return None
-    return signatures.heard(typed(fields["thoughtSignature"], str, f"{path}.thoughtSignature")) or None
+        return None, False
+    signature, own = signatures.heard(typed(fields["thoughtSignature"], str, f"{path}.thoughtSignature"))
+    return signature or None, own
 
 
 def _inline(blob: _Fields, raw: msgspec.Raw, path: str) -> Part:
@@ -661,11 +676,16 @@ class _Writer:
         texts = sum(len(part.text) for part in message.content if isinstance(part, Text))
         pictures = sum(isinstance(part, Image) for part in message.content)
         places = signatures.Places(reasoning, texts, pictures)
-        parts: list[dict[str, Any]] = [
-            {"text": block.text, "thought": True, **({"thoughtSignature": block.signature} if block.signature else {})}
-            for block in reasoning
-            if signatures.is_thought(block)
-        ]
+        if any(block.signature is not None and signatures.own(block.signature) is None for block in reasoning):
+            # Another provider's, which would make this one refuse the request.
+            self._dropped.append(f"{path}.reasoning.signature")
+        parts: list[dict[str, Any]] = []
+        for block in reasoning:
+            if block.text:
+                signature = signatures.own(block.signature)
+                parts.append({"text": block.text, "thought": True})
+                if signature is not None:
+                    parts[-1]["thoughtSignature"] = signature
         offset = images = 0
         last_text: dict[str, Any] | None = None
         for j, part in enumerate(message.content):
