@@ -57,6 +57,7 @@ _WORDS_SINCE = 3
 _GENERATION = re.compile(r"gemini-([0-9]{1,3})(?![0-9])")
 
 _AUDIO_FORMAT = {"mpeg": "mp3", "x-wav": "wav", "wave": "wav", "vnd.wave": "wav"}
+_PATH_CHARACTERS = 96
 #: Kept on Google's side, where no one else can read them.
 _GOOGLES_OWN = ("gs://", "https://generativelanguage.googleapis.com/")
 
@@ -223,6 +224,7 @@ class _Messages:
     def take(self, raw: msgspec.Raw, number: int) -> None:
         path = f"contents[{number}]"
         content = object_of(raw, path)
+        self._unmapped += [f"{path}.{key}"[:_PATH_CHARACTERS] for key in content if key not in {"role", "parts"}]
         role = typed(content["role"], str, f"{path}.role") if "role" in content else "user"
         parts = list_of(content.get("parts"), f"{path}.parts")
         match role:
@@ -296,6 +298,7 @@ class _Messages:
 
     def _call(self, raw: msgspec.Raw, path: str, made_id: str, signature: str | None) -> ToolCall:
         call = object_of(raw, path)
+        self._unmapped += [f"{path}.{key}"[:_PATH_CHARACTERS] for key in call if key not in {"name", "args", "id"}]
         if "name" not in call:
             raise MalformedRequest(f"{path}.name", "is required")
         args = call.get("args")
@@ -366,6 +369,8 @@ def _inline(blob: _Fields, raw: msgspec.Raw, path: str) -> Part:
     text = typed(blob["data"], str, f"{path}.data")
     data = from_base64(text.replace("-", "+").replace("_", "/") if "-" in text or "_" in text else text, f"{path}.data")
     kind, _, sub = media_type.partition("/")
+    if not blob.keys() <= {"mimeType", "data", "displayName"}:
+        return Opaque(protocol=NAME, raw=raw)
     match kind:
         case "image":
             return Image(data=data, media_type=media_type)
@@ -384,7 +389,7 @@ def _file(file: _Fields, raw: msgspec.Raw, path: str) -> Part:
     url = typed(file["fileUri"], str, f"{path}.fileUri")
     media_type = typed(file["mimeType"], str, f"{path}.mimeType") if "mimeType" in file else None
     kind = (media_type or mimetypes.guess_type(url)[0] or "").partition("/")[0]
-    if url.startswith(_GOOGLES_OWN) or kind in {"video", "audio", ""}:
+    if url.startswith(_GOOGLES_OWN) or kind in {"video", "audio", ""} or not file.keys() <= {"fileUri", "mimeType"}:
         return Opaque(protocol=NAME, raw=raw)
     if kind == "image":
         return Image(url=url, media_type=media_type)

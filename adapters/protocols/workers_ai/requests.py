@@ -47,7 +47,15 @@ _UNKNOWN = ("stop", "n", "logprobs", "top_logprobs", "logit_bias", "verbosity", 
 #: The header by which requests with a common prefix reach the same machine.
 _AFFINITY = "x-session-affinity"
 
+#: What is read of a message and of a tool.
+_READ = {
+    "messages": frozenset(field.name for field in msgspec.structs.fields(schema.MessageIn)),
+    "tools": frozenset(field.name for field in msgspec.structs.fields(schema.ToolIn)),
+}
+_PATH_CHARACTERS = 96
+
 _encode = msgspec.json.Encoder().encode
+_items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
 _text = msgspec.json.Decoder(str)
 
 
@@ -76,6 +84,7 @@ def parse_request(body: bytes) -> ChatRequest:
     fields = read_fields(body)
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
+    _note_unread(fields, unmapped)
     if wire.messages is not None:
         messages = tuple(_message(message, f"messages[{i}]") for i, message in enumerate(wire.messages))
         if wire.prompt is not None:
@@ -99,6 +108,18 @@ def parse_request(body: bytes) -> ChatRequest:
         presence_penalty=wire.presence_penalty,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
     )
+
+
+def _note_unread(fields: dict[str, msgspec.Raw], unmapped: list[str]) -> None:
+    """Names what messages and tools hold that is read by nobody here: another protocol would lose it in silence."""
+    for name, known in _READ.items():
+        items = _items.decode(fields[name]) if name in fields else None
+        for i, item in enumerate(items or ()):
+            unmapped.extend(
+                f"{name}[{i}].{key}"[:_PATH_CHARACTERS]
+                for key in item
+                if key not in known and given(item[key]) is not None
+            )
 
 
 def _message(wire: schema.MessageIn, path: str) -> Message:

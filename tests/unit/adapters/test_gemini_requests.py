@@ -328,6 +328,10 @@ def test_a_schema_in_the_older_form_becomes_json_schema():
 
 def test_what_only_gemini_knows_is_named_for_other_protocols():
     request = read(
+        contents=[
+            {"parts": [{"text": "hi"}], "cache": 1},
+            model({"functionCall": {"name": "f", "willContinue": True}}),
+        ],
         safetySettings=[],
         cachedContent="cachedContents/x",
         tools=[{"googleSearch": {}}, {"functionDeclarations": [{"name": "f", "behavior": "BLOCKING"}]}],
@@ -341,6 +345,8 @@ def test_what_only_gemini_knows_is_named_for_other_protocols():
     )
     assert request.native is not None
     assert set(request.native.unmapped) == {
+        "contents[0].cache",
+        "contents[1].parts[0].functionCall.willContinue",
         "safetySettings",
         "cachedContent",
         "tools[0].googleSearch",

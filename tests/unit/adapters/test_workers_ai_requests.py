@@ -228,7 +228,7 @@ def test_a_request_of_its_own_goes_on_byte_for_byte_but_for_model_and_stream():
     request = PROTOCOL.parse_request(native)
     assert envelope(request).stream is True
     assert request.native is not None
-    assert request.native.unmapped == ("raw",)
+    assert request.native.unmapped == ("raw", "messages[0].new")
     assert rendered(request).body == native.replace(b',"stream":true', b"")
     sent = rendered(request, stream=True, omit=frozenset({"raw"}), force={"temperature": msgspec.Raw(b"0")})
     assert json.loads(sent.body) == {
