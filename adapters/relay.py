@@ -10,7 +10,6 @@ error, as in Gemini's format, that one has been passed on; the error follows it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from adapters.chat import Event, Finished
 from adapters.contract import Batch, StreamParser
@@ -24,26 +23,47 @@ _BLANKS = b" \t\r\n\xef\xbb\xbf"
 
 
 class Frames:
-    """Bytes to whole events, as bytes; joined they are what was fed. Raises `Broken` for one that is too large."""
+    """Bytes to whole events, as bytes; joined they are what was fed."""
 
-    __slots__ = ("_rest", "_seen")
+    __slots__ = ("_plain", "_rest", "_seen")
 
     def __init__(self) -> None:
         self._rest = bytearray()
         #: So much of the rest was looked through; a line end may begin in its last three bytes.
         self._seen = 0
+        #: Every line end so far was an LF, as nearly everywhere.
+        self._plain = True
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
+        self._plain = self._plain and b"\r" not in data
+        if not self._plain:
+            return self._torn(data)
+        if self._rest:
+            if b"\n\n" not in data and not (data[:1] == b"\n" and self._rest[-1:] == b"\n"):
+                self._rest += data
+                self._seen = len(self._rest)
+                return []
+            data = bytes(self._rest) + data
+        *frames, rest = data.split(b"\n\n")
+        self._keep(bytearray(rest))
+        return [frame + b"\n\n" for frame in frames]
+
+    def _torn(self, data: bytes) -> list[bytes]:
         self._rest += data
-        start = 0
+        frames, start = [], 0
         for found in _BLANK_LINE.finditer(self._rest, max(0, self._seen - 3)):
-            yield bytes(self._rest[start : found.end()])
+            frames.append(bytes(self._rest[start : found.end()]))
             start = found.end()
-        if start:
-            self._rest = self._rest[start:]
-        self._seen = len(self._rest)
-        if self._seen > MAX_EVENT_BYTES:
-            raise Broken("an event of the stream is too large", code="response_too_large")
+        self._keep(self._rest[start:] if start else self._rest)
+        return frames
+
+    def _keep(self, rest: bytearray) -> None:
+        self._rest = rest
+        self._seen = len(rest)
+
+    @property
+    def too_large(self) -> bool:
+        return self._seen > MAX_EVENT_BYTES
 
     def take_rest(self) -> bytes:
         """What is left of an event that has not ended; it is then gone from here."""
@@ -88,10 +108,18 @@ class RelayedStream:
         events: list[Event] = []
         try:
             for frame in self._frames.feed(data):
+                finished = self._parser.finished
+                events += self._parser.feed(frame)
+                if finished:
+                    continue
+                # An error that waits behind the events of this very frame comes out.
+                self._parser.feed(b"")
                 if self._parser.finished:
-                    events += self._parser.feed(frame)
+                    self._terminal = frame
                 else:
-                    self._take(frame, events)
+                    self._whole.append(frame)
+            if self._frames.too_large:
+                raise Broken("an event of the stream is too large", code="response_too_large")
         except ProviderError as error:
             if not events:
                 raise
@@ -130,15 +158,6 @@ class RelayedStream:
     def terminal(self) -> bytes:
         """The event that was the terminal; empty before it, and where the end of the body was."""
         return self._terminal
-
-    def _take(self, frame: bytes, events: list[Event]) -> None:
-        events += self._parser.feed(frame)
-        # An error that waits behind the events of this very frame comes out.
-        self._parser.feed(b"")
-        if self._parser.finished:
-            self._terminal = frame
-        else:
-            self._whole.append(frame)
 
 
 def _is_last(event: Event) -> bool:

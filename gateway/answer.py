@@ -15,7 +15,7 @@ import msgspec
 from adapters.chat import ChatResponse, ChoiceEnd, Delta
 from admission.lease import Waiting
 from gateway.call import Call, Completion
-from gateway.outcome import Outcome, RouteReport
+from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,9 +23,13 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
     ends: tuple[ChoiceEnd, ...]
     outcome: Outcome
+    #: The last event of the provider's own stream, where the call asked for `relay` and got it. All that came before it
+    #: was the last of each of the items.
+    native: bytes | None = None
 
 
-#: Deltas that arrived together, or the end. An answer that does not complete raises instead of ending.
+#: Deltas that arrived together, or the end. An answer that does not complete raises instead of ending. For a call that
+#: asked for `relay` deltas are those of `adapters.contract.relayed`.
 Item: TypeAlias = Sequence[Delta] | Ended
 
 
@@ -36,6 +40,10 @@ class Observer(Protocol):
 
     def started(self, route: RouteReport, attempt: int) -> None:
         """A provider is about to get the request: the slot is held and everything was rechecked."""
+        ...
+
+    def failed(self, report: AttemptReport) -> None:
+        """An attempt ended without content. Another may follow."""
         ...
 
     async def dispatching(self, attempt: int) -> None:
@@ -53,6 +61,8 @@ class Silent:
     def queued(self, waiting: Waiting) -> None: ...
 
     def started(self, route: RouteReport, attempt: int) -> None: ...
+
+    def failed(self, report: AttemptReport) -> None: ...
 
     async def dispatching(self, attempt: int) -> None: ...
 

@@ -24,6 +24,7 @@ from admission.store import Store
 from gateway import database, embedded
 from gateway.billing import Billing
 from gateway.config import Settings
+from gateway.jobs.formats import formats
 from gateway.jobs.intake import Intake
 from gateway.jobs.runner import Runner
 from gateway.jobs.store import JobStore
@@ -246,7 +247,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         runner = Runner(
             store=job_store,
             line=pipeline,
-            format=PROTOCOLS["chat_completions"],
+            formats=formats(PROTOCOLS),
             callers=keys,
             recovery=recovery,
             watch=watch,
@@ -258,7 +259,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             Judge(
                 caller_fields=BY_NAME,
                 parse_options=options_from_json,
-                parse_chat=PROTOCOLS["chat_completions"].parse_request,
+                formats=formats(PROTOCOLS),
                 resolve=router.known,
                 unambiguous=unique_members,
                 settings=settings.jobs,

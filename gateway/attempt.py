@@ -16,21 +16,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import structlog
 
-from adapters.chat import ChatResponse, Delta, Event, Finished, UsageReport
-from adapters.contract import Batch, UpstreamCall
+from adapters.chat import ChatResponse, Delta, Event, Finished, Native, UsageReport
+from adapters.contract import Batch, Endpoint, UpstreamCall, relayed
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
 from adapters.limits import Remaining
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
 from gateway.call import Call, Unsupported
 from gateway.needs import PARAMETERS, lacking, without
-from gateway.outcome import AttemptReport, Cost, Counters
-from gateway.router import Plan, Route
+from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
+from gateway.router import Route
 from gateway.settling import Settling, Unacknowledged
 from metering.cost import decimal_string
 from metering.ledger import CountersAfter, Intent, Record
@@ -41,6 +41,10 @@ log: Final = structlog.get_logger("gateway")
 T = TypeVar("T")
 
 _CLOCKS: Final = ("first_byte_timeout", "gap_timeout", "deadline")
+
+#: The one protocol that has betas, and the header that names them.
+_WITH_BETAS: Final = "anthropic_messages"
+_BETA_HEADER: Final = "anthropic-beta"
 
 
 class Late(Exception):
@@ -92,6 +96,10 @@ class Attempt:
         #: the connection must not start earlier.
         self.connection = AsyncExitStack()
         self.settled = False
+        #: The provider's own events that nobody was given yet; None where the answer is not relayed.
+        self._native: list[bytes] | None = None
+        #: Its last one, which is not to be given before the settlement.
+        self.native_end: bytes | None = None
         self._billing = billing
 
     @property
@@ -103,7 +111,23 @@ class Attempt:
         deadline = self.lease.hard_deadline
         if self.call.deadline is not None and not self.drain_s:
             deadline = min(deadline, self.call.deadline)
-        return UpstreamCall(endpoint=self.route.endpoint, model=self.route.model, request=self.chat, deadline=deadline)
+        return UpstreamCall(
+            endpoint=self._endpoint,
+            model=self.route.model,
+            request=self.chat,
+            deadline=deadline,
+            relay=self.call.relay,
+        )
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        endpoint, betas = self.route.endpoint, self.call.betas
+        if not betas or endpoint.protocol != _WITH_BETAS:
+            return endpoint
+        own = [value for name, value in endpoint.headers.items() if name.lower() == _BETA_HEADER]
+        headers = {name: value for name, value in endpoint.headers.items() if name.lower() != _BETA_HEADER}
+        headers[_BETA_HEADER] = ",".join(dict.fromkeys([*own, *betas]))
+        return msgspec.structs.replace(endpoint, headers=headers)
 
     @property
     def start_s(self) -> float | None:
@@ -130,11 +154,16 @@ class Attempt:
         native = self.call.chat.native
         if native is None or native.protocol != self.route.endpoint.protocol:
             told += [f"answer: {kind} of {provider} has no place in this format" for kind in self.omitted]
+        if self.route.endpoint.protocol != _WITH_BETAS:
+            told += [f"{_BETA_HEADER}: {beta} dropped, {provider} has no such betas" for beta in self.call.betas]
         return tuple(told)
 
     def observe(self, batch: Sequence[Event]) -> list[Delta]:
         """Takes note of what a batch says about usage and end; the deltas in it."""
         deltas: list[Delta] = []
+        batch, raw = relayed(batch)
+        if raw is not None:
+            self._native = [*(self._native or ()), raw]
         for event in batch:
             if isinstance(event, UsageReport):
                 self.usage = self.usage.merge(event.usage)
@@ -152,6 +181,17 @@ class Attempt:
             self.first_byte_s = time.monotonic() - self.started_at
         self.content = self.content or bool(deltas)
         return deltas
+
+    def item(self, deltas: list[Delta]) -> list[Delta]:
+        """What the caller gets with these: the provider's own bytes beside them, where it asked for those."""
+        if self._native is None:
+            return deltas
+        raw = b"".join(self._native)
+        self._native = []
+        if self.finished is not None:
+            last = _last_event(raw)
+            raw, self.native_end = raw[:last], raw[last:]
+        return [*deltas, cast("Delta", Native(raw))] if deltas or raw else []
 
     def answered(self, response: ChatResponse) -> None:
         """A plain call got its whole answer."""
@@ -211,6 +251,7 @@ class Attempt:
             self.dispatch = None
         while self.finished is None and self.rest is not None:
             self.observe(await anext(self.rest))
+            self._native = None
 
     # ---------------------------------------------------------------- its end
 
@@ -511,7 +552,13 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def intent(
-    call: Call, plan: Plan, route: Route, created_at: str, failed: AttemptReport | None, billing: Billing
+    call: Call,
+    route: Route,
+    *,
+    left_out: Sequence[LeftOut],
+    created_at: str,
+    failed: AttemptReport | None,
+    billing: Billing,
 ) -> bytes:
     """What the ledger is to know of an attempt should nobody live to tell its end."""
     options = call.options
@@ -532,8 +579,7 @@ def intent(
             class_=options.klass.name.lower(),
             failed_provider=None if failed is None else failed.route.provider,
             failure_reason=None if failed is None else failed.code or failed.status,
-            left_out=[{"provider": out.provider, "model": out.model, "reason": out.reason} for out in plan.left_out]
-            or None,
+            left_out=[{"provider": out.provider, "model": out.model, "reason": out.reason} for out in left_out] or None,
             session_id=options.session_id,
             scope_id=options.scope_id,
             run_id=options.run_id,
@@ -546,6 +592,14 @@ def intent(
             upper_bound_usd=None if bound is None else decimal_string(bound),
             price_version=version,
         )
+    )
+
+
+def _last_event(raw: bytes) -> int:
+    """Where the last event of these begins."""
+    rest = raw.rstrip(b"\r\n")
+    return max(
+        (at + len(blank) for blank in (b"\n\n", b"\n\r\n", b"\r\r") if (at := rest.rfind(blank)) >= 0), default=0
     )
 
 

@@ -115,6 +115,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     transport: str
     #: The number of attempts made for this debit before (by an earlier executor of a job).
     attempts_before: int = 0
+    #: A streamed answer comes with the provider's own bytes beside it, where the provider speaks the caller's protocol:
+    #: see `adapters.chat.Native`.
+    relay: bool = False
+    #: Betas of Anthropic's API that the caller wants; told to a provider of that protocol only.
+    betas: tuple[str, ...] = ()
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -86,8 +86,8 @@ class Run:
         self.cooling: list[tuple[float, Route]] = []
         #: The place in each group's order that a retry after a rate limit keeps.
         self.places: dict[str, int] = {}
-        #: Why others were not planned, where the request asked.
-        self.left_out: tuple[LeftOut, ...] = ()
+        #: Why routes were not tried, those of the plan first; with the id of one that was planned.
+        self._left_out: list[tuple[str | None, LeftOut]] = []
         self.warnings = (
             ("idempotency_key: kept for the record, not enforced by this version",)
             if call.options.idempotency_key is not None
@@ -107,13 +107,23 @@ class Run:
     def planned(self, plan: Plan) -> Sequence[Route]:
         """The routes to be tried, in order. A single one is waited for, whatever keeps it back."""
         self.patient = plan.routes[0] if len(plan.routes) == 1 else None
-        if self.call.options.explain:
-            self.left_out = plan.left_out
+        self._left_out = [(None, out) for out in plan.left_out]
         return plan.routes
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """The routes that were not tried so far, and why: by the plan, or since admission had no slot there."""
+        tried = {report.route.route_id for report in self.reports}
+        return tuple(out for route_id, out in self._left_out if route_id not in tried)
 
     def refused(self, refusal: Refusal, route: Route | None = None) -> None:
         """Takes note of a refusal, and of a route that may be waited for; raises where no other could do better."""
         self.refusals.append((refusal, route))
+        if route is not None:
+            # Of a route that is asked for again, the last reason.
+            self._left_out = [(known, out) for known, out in self._left_out if known != route.route_id]
+            out = LeftOut(provider=route.provider.id, model=route.model, reason=refusal.reason.value)
+            self._left_out.append((route.route_id, out))
         if route is not None and route is not self.patient and refusal.reason is RefusalReason.COOLDOWN:
             self.cooling.append((refusal.retry_after_s or 0.0, route))
         if _code_of(refusal) in _SAME_EVERYWHERE:
@@ -301,7 +311,7 @@ class Run:
             served_model=None if attempt is None else attempt.served_model,
             provider_request_id=None if attempt is None else attempt.provider_request_id,
             warnings=self.warnings if attempt is None else self.warnings + attempt.warnings,
-            left_out=self.left_out,
+            left_out=self.left_out if self.call.options.explain else (),
         )
         return self.done
 

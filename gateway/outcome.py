@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.parse
+from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
 
@@ -97,3 +99,22 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def route(self) -> RouteReport | None:
         """The route of the attempt that ended it."""
         return self.attempts[-1].route if self.attempts else None
+
+    def attribution(self) -> Iterator[tuple[str, str]]:
+        """Who served it and what it cost, in the names and words of every transport's headers. All is ASCII."""
+        if self.attempts:
+            before = self.attempts[-2] if len(self.attempts) > 1 else None
+            yield from serving(self.attempts[-1].route, len(self.attempts), before)
+        else:
+            yield "x-tollbridge-attempts", "0"
+        if self.cost.usd is not None:
+            yield "x-tollbridge-cost-usd", format(self.cost.usd, "f")
+
+
+def serving(route: RouteReport, attempts: int, before: AttemptReport | None) -> Iterator[tuple[str, str]]:
+    """Who serves a request, in the attempt of this number; `before` is the one that failed before it."""
+    yield "x-tollbridge-route", urllib.parse.quote(f"{route.provider}/{route.model}", safe="/:@+,=")
+    yield "x-tollbridge-attempts", str(attempts)
+    if before is not None and before.route != route:
+        reason = before.code or before.error_class or before.status
+        yield "x-tollbridge-failover-reason", urllib.parse.quote(reason)

@@ -28,7 +28,7 @@ from gateway.billing import Billing
 from gateway.call import Call, Completion
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
-from gateway.router import Plan, Route, Router, RoutingSettings
+from gateway.router import Route, Router, RoutingSettings
 from gateway.settling import Settling
 from gateway.standing import Standing
 
@@ -106,7 +106,7 @@ class Pipeline:
             again: list[Route] = []
             for place, route in enumerate(routes):
                 last = place == len(routes) - 1 and not again
-                lease = await self._admit(run, plan, route, observer, last=last)
+                lease = await self._admit(run, route, observer, last=last)
                 if isinstance(lease, Refusal):
                     run.refused(lease, route)
                     continue
@@ -135,11 +135,12 @@ class Pipeline:
                         return attempt, begun
                     self._router.seen(route, attempt.start_s, streamed=streamed)
                     receipt = await self._attempts.settle(attempt, run.reports)
+                observer.failed(run.reports[-1])
                 if run.goes_on(attempt, receipt):
                     again.append(route)
             routes = await run.pause(again)
 
-    async def _admit(self, run: Run, plan: Plan, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
+    async def _admit(self, run: Run, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
         """One ticket for one route. Only the patient one waits through a cooldown: others leave it to the next."""
         call, provider = run.call, route.provider
         patience = provider.queue_timeout_s
@@ -170,7 +171,12 @@ class Pipeline:
                         caller_deadline_s=run.remaining_s(),
                         waits_for_cooldown=route is run.patient,
                         intent=intent(
-                            call, plan, route, created_at=run.created_at, failed=run.failed, billing=self._billing
+                            call,
+                            route,
+                            left_out=run.left_out,
+                            created_at=run.created_at,
+                            failed=run.failed,
+                            billing=self._billing,
                         ),
                     ),
                     tell,
@@ -282,13 +288,12 @@ class Pipeline:
     # ---------------------------------------------------------------- after the commit point
 
     async def _items(self, run: Run, attempt: Attempt, first: list[Delta]) -> AsyncGenerator[Item]:
-        if first:
-            yield first
+        if item := attempt.item(first):
+            yield item
         try:
             while attempt.finished is None:
-                deltas = attempt.observe(await attempt.next_batch())
-                if deltas:
-                    yield deltas
+                if item := attempt.item(attempt.observe(await attempt.next_batch())):
+                    yield item
         except Late:
             attempt.late = True
             await self._attempts.leave(attempt, run.reports)
@@ -299,4 +304,8 @@ class Pipeline:
             receipt = await self._attempts.settle(attempt, run.reports)
             raise run.broken(attempt, receipt) from error
         receipt = await self._attempts.settle(attempt, run.reports)
-        yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))
+        yield Ended(
+            ends=attempt.finished.ends,
+            outcome=run.outcome("complete", attempt, receipt),
+            native=attempt.native_end,
+        )

@@ -309,7 +309,13 @@ class Journal:
 
         Raises `JournalUnavailable`.
         """
-        return await asyncio.to_thread(self._adopt, besides)
+        looking = asyncio.ensure_future(asyncio.to_thread(self._adopt, besides))
+        try:
+            return await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            # The thread goes on. What it finds must not stay locked, with nobody to do anything about it.
+            looking.add_done_callback(_let_go)
+            raise
 
     def _adopt(self, besides: Collection[str]) -> Adopted | None:
         try:
@@ -472,6 +478,10 @@ class Adopted:
         with contextlib.suppress(OSError):
             self._file.add(b"".join(_frame(_DONE, number) for number in numbers), sync=False)
 
+    def let_go(self) -> None:
+        """As it was found: another may adopt it."""
+        self._file.close()
+
     async def close(self) -> None:
         """The file goes if nothing is left in it; else another may adopt it."""
         await asyncio.to_thread(self._close)
@@ -483,6 +493,11 @@ class Adopted:
         with contextlib.suppress(OSError):
             self._file.remove()
         self._file.close()
+
+
+def _let_go(looking: asyncio.Future[Adopted | None]) -> None:
+    if not looking.cancelled() and looking.exception() is None and (adopted := looking.result()) is not None:
+        adopted.let_go()
 
 
 def _refuse(entry: Entry, reason: str) -> None:

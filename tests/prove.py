@@ -87,6 +87,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     broken: list[Broken] = []
     #: What had to happen at least once and did not: then the run shows nothing of it.
     never: list[str] = []
+    #: What could not be run on this machine, and why.
+    skipped: list[str] = []
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,6 +367,7 @@ def summary(done: Sequence[Ran], seconds: float) -> tuple[Table, str]:
     for count, row in zip(COUNTS, zip(*(_row(ran.figures) for ran in done), strict=True), strict=True):
         table.add_row(count, *map(_number, row), _number(_sum(row)))
     known = [ran.figures for ran in done if ran.figures is not None]
+    table.add_row("scenarios not run", *_skipped([ran.figures for ran in done]))
     noticed = ["" if ran.figures is None else _noticed(ran.figures.killed, ran.figures.planted) for ran in done]
     sums = _noticed(_sum([f.killed for f in known]), _sum([f.planted for f in known]))
     table.add_row("planted bugs noticed", *noticed, sums)
@@ -376,6 +379,11 @@ def summary(done: Sequence[Ran], seconds: float) -> tuple[Table, str]:
     for figures in known:
         faults.update(figures.faults)
     return table, ", ".join(f"{name} {count:,}" for name, count in sorted(faults.items()))
+
+
+def _skipped(of: Sequence[Figures | None]) -> list[str]:
+    counts = [len(figures.skipped) if figures is not None else 0 for figures in of]
+    return [f"[red]{count}[/red]" if count else "" for count in (*counts, sum(counts))]
 
 
 def broken(done: Sequence[Ran]) -> list[str]:
@@ -432,6 +440,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Console(width=max(terminal.width, 24 + 14 * (len(done) + 1)), highlight=False).print(table)
     if faults:
         console.print(f"faults: {faults}", markup=False, soft_wrap=True)
+    for ran in done:
+        for said in ran.figures.skipped if ran.figures is not None else ():
+            console.print(f"NOT RUN  {ran.part.name}: {said}", style="red", markup=False, soft_wrap=True)
     if lines := broken(done):
         console.print("\n".join(lines), style="red", markup=False, soft_wrap=True)
     return 0 if all(ran.well for ran in done) else 1

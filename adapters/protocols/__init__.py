@@ -9,7 +9,8 @@ from adapters.protocols.anthropic_messages import AnthropicMessages
 from adapters.protocols.chat_completions import ChatCompletions
 from adapters.protocols.gemini import Gemini
 from adapters.protocols.responses import Responses
+from adapters.protocols.workers_ai import WorkersAI
 
 PROTOCOLS: Mapping[str, WireProtocol] = {
-    protocol.name: protocol for protocol in (ChatCompletions(), AnthropicMessages(), Responses(), Gemini())
+    protocol.name: protocol for protocol in (ChatCompletions(), AnthropicMessages(), Responses(), Gemini(), WorkersAI())
 }

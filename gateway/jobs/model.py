@@ -95,6 +95,7 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: uuid.UUID
     key_id: uuid.UUID
+    url: str
     model: str
     body: str
     options: Options
@@ -114,6 +115,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
     job_id: uuid.UUID
     key_id: uuid.UUID
+    url: str
     options: Options
     claims: int
     returned: int

@@ -13,7 +13,7 @@ import contextlib
 import enum
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from adapters.chat import ChatRequest, ChatResponse
+from adapters.chat import ChatResponse
 from adapters.errors import MalformedRequest, ProviderError
 from admission.combiner import Lane
 from admission.contract import Rejected
@@ -31,12 +31,13 @@ from gateway.call import Call, Caller, Options
 from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
 from gateway.jobs import model
+from gateway.jobs.formats import Formats
 from gateway.jobs.lane import lane
 from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, GiveBack, Held, Status
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Answer, Ending, Intent, JobStore
 from gateway.jobs.watch import Watch
-from gateway.outcome import Outcome, RouteReport
+from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 log = structlog.get_logger(__name__)
 
@@ -59,16 +60,6 @@ class Callers(Protocol):
     def caller(self, key_id: uuid.UUID) -> Caller | None:
         """None: it was revoked, or never was. No I/O."""
         ...
-
-
-class Format(Protocol):
-    """The wire format jobs are written in. `adapters.protocols.chat_completions` is it."""
-
-    def parse_request(self, body: bytes) -> ChatRequest: ...
-
-    def render_response(self, response: ChatResponse) -> bytes: ...
-
-    def parse_response(self, status: int, headers: Mapping[str, str], body: bytes) -> ChatResponse: ...
 
 
 class Recovery(Protocol):
@@ -129,6 +120,8 @@ class _Run:
     def started(self, route: RouteReport, attempt: int) -> None:  # noqa: ARG002  the line says more than is kept
         self.waiting = None
 
+    def failed(self, report: AttemptReport) -> None: ...
+
     async def dispatching(self, attempt: int) -> None:
         try:
             allowed = await self._runner.intents.submit(
@@ -144,7 +137,7 @@ class _Run:
         raise asyncio.CancelledError
 
     async def completed(self, response: ChatResponse, attempt: int) -> None:
-        text = self._runner.format.render_response(response).decode("utf-8", "replace")
+        text = self._runner.formats[self.job.url].render_response(response).decode("utf-8", "replace")
         self.answer = Answer(
             job_id=self.job.job_id, claims=self.job.claims, attempt=attempt, body=text.replace("\0", ""), status=200
         )
@@ -165,14 +158,14 @@ class Runner:
         *,
         store: JobStore,
         line: Line,
-        format: Format,  # noqa: A002  the word for it
+        formats: Formats,
         callers: Callers,
         recovery: Recovery,
         watch: Watch,
         owner: uuid.UUID,
         settings: JobsSettings,
     ) -> None:
-        self.format = format
+        self.formats = formats
         self._store = store
         self._line = line
         self._callers = callers
@@ -402,7 +395,7 @@ class Runner:
         if caller is None:
             raise PermissionDenied("the API key of the job was revoked")
         try:
-            chat = self.format.parse_request(job.body.encode())
+            chat = self.formats[job.url].parse_request(job.body.encode())
         except MalformedRequest as error:
             raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
         return Call(
@@ -544,7 +537,7 @@ class Runner:
     async def _settle(self, job: Held) -> Outcome | None:
         assert job.result is not None
         try:
-            response = self.format.parse_response(200, {}, job.result.encode())
+            response = self.formats[job.url].parse_response(200, {}, job.result.encode())
         except ProviderError:
             # It was written by `render_response`, but perhaps by another version. The attempt then stays unknown.
             log.exception("jobs.answer_unreadable", job_id=str(job.job_id))

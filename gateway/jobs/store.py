@@ -295,6 +295,7 @@ class JobStore:
             Claimed(
                 job_id=row["job_id"],
                 key_id=row["key_id"],
+                url=row["url"],
                 model=row["model"],
                 body=row["body"],
                 options=_options.decode(row["options"]),
@@ -407,6 +408,7 @@ class JobStore:
             Held(
                 job_id=row["job_id"],
                 key_id=row["key_id"],
+                url=row["url"],
                 options=_options.decode(row["options"]),
                 claims=row["claims"],
                 returned=row["returned"],

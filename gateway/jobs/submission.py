@@ -14,16 +14,15 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from adapters.chat import ChatRequest
 from adapters.errors import MalformedRequest
 from admission.lease import Class, new_id
 from gateway.call import Options
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, not_json
+from gateway.jobs.formats import Formats
 from gateway.jobs.settings import JobsSettings
 
 _V = TypeVar("_V")
 
-CHAT_COMPLETIONS = "/v1/chat/completions"
 MAX_CUSTOM_ID_CHARS = 512
 
 #: The fields of an OpenAI batch line, and what only a job has.
@@ -85,20 +84,19 @@ class Judge:
         *,
         caller_fields: Collection[str],
         parse_options: ParseOptions,
-        parse_chat: Callable[[bytes], ChatRequest],
+        formats: Formats,
         resolve: Callable[[str, str | None], object],
         unambiguous: Callable[[bytes], object],
         settings: JobsSettings,
     ) -> None:
         """
-        `parse_chat` raises MalformedRequest; `resolve`, of a model and a role, ModelNotFound for a model that is not
-        configured and InvalidRequest for such a role; `unambiguous` InvalidRequest for JSON with two members of one
-        name.
+        `resolve`, of a model and a role, raises ModelNotFound for a model that is not configured and InvalidRequest for
+        such a role; `unambiguous` InvalidRequest for JSON with two members of one name.
         """
         self._caller_fields = frozenset(caller_fields)
         self._known = self._caller_fields | _OF_THE_LINE | _OF_THE_JOB
         self._parse_options = parse_options
-        self._parse_chat = parse_chat
+        self._formats = formats
         self._resolve = resolve
         self._unambiguous = unambiguous
         self.settings = settings
@@ -117,13 +115,13 @@ class Judge:
         url = _text(members, "url")
         if url is None:
             raise InvalidRequest("is required", param="url")
-        if url != CHAT_COMPLETIONS:
-            raise InvalidRequest(f"only {CHAT_COMPLETIONS} can be submitted", param="url")
+        if url not in self._formats:
+            raise InvalidRequest(f"must be one of: {', '.join(self._formats)}", param="url")
         if "body" not in members:
             raise InvalidRequest("is required", param="body")
         body = bytes(members["body"])
         options = self._options(members, line.job_id)
-        model = self._model(body, options.role)
+        model = self._model(url, body, options.role)
         return msgspec.structs.replace(
             line,
             custom_id=custom_id,
@@ -147,10 +145,10 @@ class Judge:
         self._unambiguous(raw)
         return members
 
-    def _model(self, body: bytes, role: str | None) -> str:
+    def _model(self, url: str, body: bytes, role: str | None) -> str:
         """Empty where a role is asked for instead."""
         try:
-            chat = self._parse_chat(body)
+            chat = self._formats[url].parse_request(body)
         except MalformedRequest as error:
             raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
         members = chat.native.fields if chat.native is not None else _members.decode(body)

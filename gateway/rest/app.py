@@ -9,7 +9,7 @@ middlewares would cost more per request than everything done here, and could not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -21,9 +21,10 @@ from typing_extensions import override
 
 from admission.lease import new_id
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest, NotFound, Unauthenticated
+from gateway.rest.apis import Api, error_headers, spoken
 from gateway.rest.auth import Authenticator, authorize
 from gateway.rest.endpoint import REQUEST_ID, BodyLimits, Endpoint, Exchange, Routes
-from gateway.rest.status import error_body, error_headers, error_response
+from gateway.rest.status import error_body, error_response
 
 log = structlog.get_logger(__name__)
 
@@ -132,8 +133,11 @@ class RestServer:
             self._in_flight.add(task)
             task.add_done_callback(self._in_flight.discard)
         request_id = new_id().hex
+        api: Api | None = None
         try:
-            response = await self._answer(request, request_id)
+            methods, path_args = self._found(request)
+            api = spoken(next(iter(methods.values())).apis, request.headers)
+            response = await self._answer(request, request_id, methods, path_args)
         except GatewayError as error:
             refusal = error
         except Exception as error:
@@ -152,18 +156,26 @@ class RestServer:
             if request.transport is not None:
                 request.transport.abort()
             return web.Response(status=499)
-        answer = error_response(refusal, request_id)
+        answer = error_response(refusal, request_id, api)
         if isinstance(refusal, _MethodNotAllowed):
             answer.headers["Allow"] = refusal.allow
         if self._draining.is_set() or not request.content.is_eof():
             answer.force_close()
         return answer
 
-    async def _answer(self, request: web.BaseRequest, request_id: str) -> web.StreamResponse:
+    def _found(self, request: web.BaseRequest) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
         found = self._routes.methods(request.rel_url.raw_path)
         if found is None:
             raise NotFound("no such path")
-        methods, path_args = found
+        return found
+
+    async def _answer(
+        self,
+        request: web.BaseRequest,
+        request_id: str,
+        methods: Mapping[str, Endpoint],
+        path_args: Mapping[str, str],
+    ) -> web.StreamResponse:
         endpoint = methods.get("GET" if request.method == "HEAD" else request.method)
         if endpoint is None:
             allow = ", ".join(sorted({*methods, "OPTIONS"} | ({"HEAD"} if "GET" in methods else set())))

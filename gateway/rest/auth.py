@@ -1,8 +1,9 @@
 """
 Who asks: the API key of a request, and whether it may use the endpoint.
 
-Decided from the endpoint and the one `Authorization` header, and from nothing else: not the URL's spelling, not the
-Host header, not a second copy of the header.
+Decided from the endpoint and the one key, which comes as `Authorization: Bearer` or, as Anthropic's clients send it, as
+`x-api-key`, and from nothing else: not the URL's spelling, not the Host header, not a second copy of a header. Where
+both headers are there they must say the same: which of two keys is meant would depend on who reads them.
 """
 
 from __future__ import annotations
@@ -33,6 +34,16 @@ def bearer(headers: CIMultiDictProxy[str]) -> str | None:
     return token.strip(" ") if scheme.lower() == "bearer" else None
 
 
+def api_key(headers: CIMultiDictProxy[str]) -> str | None:
+    """The key of a request; None where there is none, or more than one."""
+    named = headers.getall("x-api-key", ())
+    if not named:
+        return bearer(headers)
+    if len(named) != 1 or ("Authorization" in headers and bearer(headers) != named[0]):
+        return None
+    return named[0]
+
+
 async def authorize(endpoint: Endpoint, headers: CIMultiDictProxy[str], keys: Authenticator) -> Caller | None:
     """
     The caller, who may use the endpoint; None where it is public.
@@ -42,7 +53,7 @@ async def authorize(endpoint: Endpoint, headers: CIMultiDictProxy[str], keys: Au
     access = endpoint.access
     if access is Access.PUBLIC:
         return None
-    caller = await keys.authenticate(bearer(headers))
+    caller = await keys.authenticate(api_key(headers))
     if isinstance(access, Scope) and access not in caller.scopes:
         raise PermissionDenied(f"the key does not have the scope `{access.value}`")
     return caller

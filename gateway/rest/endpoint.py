@@ -21,6 +21,7 @@ from aiohttp import web
 
 from gateway.call import Caller, Scope
 from gateway.errors import Code, GatewayError, InvalidRequest
+from gateway.rest.apis import Api
 from gateway.rest.body import decode
 from metering.cost import decimal_string
 
@@ -160,14 +161,18 @@ class Exchange:
 
     async def json(self, kind: type[_T]) -> _T:
         """The body as one JSON document of this type. Every fault is an InvalidRequest with the path of the field."""
+        return await self.parsed(lambda body: decode(body, kind))
+
+    async def parsed(self, parse: Callable[[bytes], _T]) -> _T:
+        """What `parse` makes of the body, which is JSON; a large one is parsed in a thread."""
         if self.media_type != "application/json":
             raise GatewayError(
                 "send `content-type: application/json`", code=Code.UNSUPPORTED_MEDIA_TYPE, param="content-type"
             )
         body = await self.body()
         if len(body) > PARSE_ASIDE_BYTES:
-            return await asyncio.to_thread(decode, body, kind)
-        return decode(body, kind)
+            return await asyncio.to_thread(parse, body)
+        return parse(body)
 
     def answer(
         self, payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None
@@ -181,9 +186,7 @@ class Exchange:
 
         An error raised after `prepare` breaks the connection off, so that no part passes for the whole.
         """
-        return web.StreamResponse(
-            headers={"Content-Type": content_type, REQUEST_ID: self.request_id, "Server": "tollbridge"}
-        )
+        return web.StreamResponse(headers=answer_headers(self.request_id, content_type=content_type))
 
     async def _invite(self) -> None:
         """Answers `Expect: 100-continue`, without which some clients do not send a large body at all."""
@@ -209,6 +212,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     access: Scope | Access
     handler: Handler
+    #: In whose words its errors are told, also those that come before the handler. Empty: in ours.
+    apis: tuple[Api, ...] = ()
 
 
 class Routes:
@@ -273,10 +278,20 @@ def json_response(
     payload: object, *, request_id: str, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     """A JSON answer outside of an exchange."""
-    every = {"Content-Type": "application/json", REQUEST_ID: request_id, "Server": "tollbridge"}
+    every = answer_headers(request_id)
     if headers:
         every.update(headers)
     return web.Response(body=msgspec.json.encode(payload), status=status, headers=every)
+
+
+def answer_headers(
+    request_id: str, api: Api | None = None, *, content_type: str = "application/json"
+) -> dict[str, str]:
+    """Those that every answer has; with the id of the request under the name that the API's clients know, too."""
+    headers = {"Content-Type": content_type, REQUEST_ID: request_id, "Server": "tollbridge"}
+    if api is not None:
+        headers[api.request_id] = request_id
+    return headers
 
 
 def _segment(raw: str) -> str:

@@ -1,13 +1,12 @@
-"""How an error looks over HTTP: one body shape for every refusal, whoever refuses."""
+"""How an error looks over HTTP: one body shape for every refusal, or that of the API which was asked."""
 
 from __future__ import annotations
 
-import math
-
 from aiohttp import web
 
-from gateway.errors import Code, GatewayError
-from gateway.rest.endpoint import json_response
+from gateway.errors import GatewayError
+from gateway.rest.apis import Api, error_headers, told
+from gateway.rest.endpoint import answer_headers, json_response
 
 
 def error_body(error: GatewayError, request_id: str) -> dict[str, dict[str, str | bool | None]]:
@@ -24,17 +23,15 @@ def error_body(error: GatewayError, request_id: str) -> dict[str, dict[str, str 
     }
 
 
-def error_headers(error: GatewayError) -> dict[str, str]:
-    """`Retry-After` in whole seconds, rounded up, where waiting helps; the challenge with a 401."""
-    headers = {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(max(0, math.ceil(error.retry_after_s)))
-    if error.code is Code.UNAUTHENTICATED:
-        headers["WWW-Authenticate"] = "Bearer"
-    return headers
-
-
-def error_response(error: GatewayError, request_id: str) -> web.Response:
-    return json_response(
-        error_body(error, request_id), request_id=request_id, status=error.status.http, headers=error_headers(error)
+def error_response(error: GatewayError, request_id: str, api: Api | None = None) -> web.Response:
+    """`api` is the one in whose words it is told; None: in ours."""
+    if api is None:
+        return json_response(
+            error_body(error, request_id), request_id=request_id, status=error.status.http, headers=error_headers(error)
+        )
+    said = told(error, request_id)
+    return web.Response(
+        body=api.protocol.render_error(said),
+        status=said.status,
+        headers={**answer_headers(request_id, api), **error_headers(error)},
     )

@@ -7,7 +7,6 @@ for programs: without them a client could only branch on the text of a message m
 
 from __future__ import annotations
 
-import urllib.parse
 from typing import Final, TypeAlias
 
 import grpc
@@ -38,18 +37,8 @@ def outcome_of(error: GatewayError) -> Outcome | None:
 def attribution(request_id: str, outcome: Outcome | None) -> Metadata:
     """The trailing metadata that says who served a request and what it cost. Text beyond ASCII is percent-encoded."""
     metadata: list[tuple[str, str | bytes]] = [("x-tollbridge-request-id", request_id)]
-    if outcome is None:
-        return tuple(metadata)
-    if (route := outcome.route) is not None:
-        name = urllib.parse.quote(f"{route.provider}/{route.model}", safe="/:@+,=")
-        metadata.append(("x-tollbridge-route", name))
-    metadata.append(("x-tollbridge-attempts", str(len(outcome.attempts))))
-    if len(outcome.attempts) > 1 and outcome.attempts[-1].route != outcome.attempts[-2].route:
-        before = outcome.attempts[-2]
-        reason = before.code or before.error_class or before.status
-        metadata.append(("x-tollbridge-failover-reason", urllib.parse.quote(reason)))
-    if outcome.cost.usd is not None:
-        metadata.append(("x-tollbridge-cost-usd", format(outcome.cost.usd, "f")))
+    if outcome is not None:
+        metadata.extend(outcome.attribution())
     return tuple(metadata)
 
 

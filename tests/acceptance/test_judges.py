@@ -125,7 +125,8 @@ async def _put_through(judged: LLMockServer, gateway: GatewayProcess, name: str)
     async with gateway.stub() as stub:
 
         async def plain(text: str) -> pb.CompletionResponse:
-            return await stub.Complete(completion(model, text), metadata=METADATA, timeout=30)
+            answer: pb.CompletionResponse = await stub.Complete(completion(model, text), metadata=METADATA, timeout=30)
+            return answer
 
         assert (await plain("first")).choices[0].text
         for fault in (

@@ -306,7 +306,8 @@ async def test_a_tombstone_stops_a_late_acquire(processes: Processes):
 
 async def test_an_unknown_group_is_refused_definitely(processes: Processes):
     one, _ = await processes()
-    with pytest.raises(Rejected):
+    # The controller knows it by this, and makes its groups known again.
+    with pytest.raises(Rejected, match="^P0002$"):
         await one.ask(wanted(), group="nobody")
 
 

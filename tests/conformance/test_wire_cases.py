@@ -59,3 +59,8 @@ def test_no_message_of_a_failed_stream_repeats_what_the_provider_quoted(protocol
     body = (_FOLDER / protocol / f"{case}.sse").read_bytes()
     _, error = parsed(PROTOCOLS[protocol].new_parser(endpoint, {}), [body])
     assert error is None or "SECRET" not in f"{error} {error.code} {error!r}"
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+def test_every_protocol_has_cases_of_its_own(protocol):
+    assert sum(known == protocol for known, _ in CASES) >= 10

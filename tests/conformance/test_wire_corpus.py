@@ -215,3 +215,7 @@ def test_the_whole_share_of_the_corpus_was_run(protocol):
     assert table.errors.keys() == errors
     named = {*table.errors_in_200, *table.broken, *table.broken_plain, *table.endpoints}
     assert named <= cases.keys()
+
+
+def test_every_protocol_has_a_share_of_the_corpus():
+    assert TABLES.keys() == PROTOCOLS.keys()

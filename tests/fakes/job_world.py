@@ -12,11 +12,12 @@ from typing import Any
 import httpx
 import msgspec
 
-from adapters.protocols.chat_completions import ChatCompletions
+from adapters.protocols import PROTOCOLS
 from admission.lease import Waiting, new_id
 from gateway import database
 from gateway.call import Caller, Scope
 from gateway.errors import ModelNotFound, Unauthenticated
+from gateway.jobs.formats import formats
 from gateway.jobs.intake import Intake, Receipt
 from gateway.jobs.model import Status
 from gateway.jobs.runner import Runner
@@ -120,7 +121,7 @@ class World:
         judge = Judge(
             caller_fields=BY_NAME,
             parse_options=options_from_json,
-            parse_chat=ChatCompletions().parse_request,
+            formats=formats(PROTOCOLS),
             resolve=self._resolve,
             unambiguous=unique_members,
             settings=settings,
@@ -140,7 +141,7 @@ class World:
         return Runner(
             store=self.store,
             line=line or self.line,
-            format=ChatCompletions(),
+            formats=formats(PROTOCOLS),
             callers=self.callers,
             recovery=self.recovery,
             watch=self.watch,

@@ -21,7 +21,7 @@ from gateway import config
 from gateway.answer import Ended
 from gateway.billing import Billing
 from gateway.call import Call, Caller, Options, Scope
-from gateway.outcome import RouteReport
+from gateway.outcome import AttemptReport, RouteReport
 from gateway.pipeline import Pipeline
 from gateway.router import Router
 from gateway.standing import Standing
@@ -45,6 +45,7 @@ class Heard:
         self.starts: list[tuple[str, int]] = []
         self.stored: list[int] = []
         self.has_started = asyncio.Event()
+        self.failures: list[AttemptReport] = []
 
     def queued(self, waiting: Waiting) -> None:
         self.waits.append(waiting)
@@ -52,6 +53,9 @@ class Heard:
     def started(self, route: RouteReport, attempt: int) -> None:
         self.starts.append((route.provider, attempt))
         self.has_started.set()
+
+    def failed(self, report: AttemptReport) -> None:
+        self.failures.append(report)
 
     async def dispatching(self, attempt: int) -> None: ...
 

@@ -4,7 +4,7 @@ All fault scenarios, several rounds each: `python -m tests.faults [--seed N] [--
 Prints a table and exits with 1 where something did not hold, or where a fault that a scenario is about never happened.
 A round's seed is the first seed plus its number; it fixes what is done, not how real processes interleave, so a
 failure may need a few rounds of its seed to come again. The clock scenarios need libfaketime, the one with a pooler
-PgBouncer.
+PgBouncer. Those with a full disk need root on Linux; where they cannot be run it says so, and counts them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from rich.table import Table
 
 from gateway.database import DatabaseError
 from tests.faults.audit import Kind
+from tests.faults.disk import NoSmallDisk, require_small_disk
 from tests.faults.pooler import PoolerMissing, pgbouncer
 from tests.faults.scenarios import SCENARIOS, Scenario, run
 from tests.faults.server import FaketimeMissing, faketime_library
@@ -122,7 +123,16 @@ def table(rows: Sequence[Row]) -> Table:
     return made
 
 
-def figures(rows: Sequence[Row]) -> dict[str, object]:
+def without_small_disk(chosen: Sequence[Scenario]) -> list[str]:
+    """The scenarios that cannot be run on this machine, each with the reason. Not to be kept from anybody."""
+    try:
+        require_small_disk()
+    except NoSmallDisk as error:
+        return [f"{one.name}: {error}" for one in chosen if one.small is not None]
+    return []
+
+
+def figures(rows: Sequence[Row], skipped: Sequence[str]) -> dict[str, object]:
     """The sums, for machines."""
     reports = [report for row in rows for report in row.reports]
     return {
@@ -142,6 +152,7 @@ def figures(rows: Sequence[Row]) -> dict[str, object]:
             for seed, said in row.failures
         ],
         "never": [f"{row.chosen.name}: {fault}" for row in rows for fault in row.missing],
+        "skipped": skipped,
     }
 
 
@@ -178,14 +189,18 @@ def main() -> int:
         except PoolerMissing as missing:
             console.print(f"[red]{missing}[/red]")
             return 2
+    skipped = without_small_disk(chosen)
+    if skipped:
+        chosen = [one for one in chosen if one.small is None]
     seed = random.SystemRandom().randrange(1_000_000) if given.seed is None else given.seed
     console.print(f"seed {seed}, commit {commit()}, {os.cpu_count()} cores, {given.rounds} rounds each")
     rows = [Row(one) for one in chosen]
     began = time.monotonic()
     progress = Progress(given.rounds * len(rows))
     done = 0
-    for row in rows:
-        for number in range(given.rounds):
+    # Each scenario once, then each again: what a first round finds is heard of early.
+    for number in range(given.rounds):
+        for row in rows:
             name = f"{row.chosen.name}, round {number + 1}, seed {seed + number}"
             progress.tell(done, f"{name} ...", always=True)
             wrong = len(row.failures)
@@ -203,9 +218,11 @@ def main() -> int:
             console.print(f"{row.chosen.name}: {failure}", style="red", markup=False, soft_wrap=True)
         if row.missing:
             console.print(f"[red]{row.chosen.name}: these faults never happened: {', '.join(row.missing)}[/red]")
+    for said in skipped:
+        console.print(f"NOT RUN  {said}", style="red", markup=False, soft_wrap=True)
     if given.json is not None:
-        given.json.write_bytes(msgspec.json.encode(figures(rows)))
-    return 1 if any(row.failures or row.missing for row in rows) else 0
+        given.json.write_bytes(msgspec.json.encode(figures(rows, skipped)))
+    return 1 if any(row.failures or row.missing for row in rows) or not rows else 0
 
 
 if __name__ == "__main__":

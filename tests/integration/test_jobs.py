@@ -16,9 +16,11 @@ import asyncpg
 import msgspec
 import pytest
 
+from adapters.protocols import PROTOCOLS
 from admission.lease import new_id
 from gateway.database import open_connection
 from gateway.jobs import store as statements
+from gateway.jobs.formats import formats
 from gateway.jobs.model import SUCCEEDED, TRANSITIONS, End, GiveBack, Status, Wait
 from gateway.jobs.store import Answer, Ending, Filter, Intent
 from gateway.outcome import Outcome
@@ -63,6 +65,44 @@ async def test_a_job_may_ask_for_a_role_and_no_model(world: World) -> None:
         rows = await world.ended(job_id, other)
     assert [row["status"] for row in rows] == ["succeeded", "succeeded"]
     assert (await world.row(job_id))["model"] == ""
+
+
+ANSWERED = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}, ("object", "chat.completion")),
+    ("/v1/responses", {"input": "hi"}, ("object", "response")),
+    ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}, ("type", "message")),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), ANSWERED, ids=[path for path, _, _ in ANSWERED])
+async def test_a_job_is_answered_in_the_format_that_it_was_asked_in(
+    world: World, path: str, body: dict[str, Any], named: tuple[str, str]
+) -> None:
+    job_id = await world.one(url=path, body={"model": "ok", **body})
+    async with world.runner():
+        (row,) = await world.ended(job_id)
+    assert (row["status"], row["url"]) == ("succeeded", path)
+    answer = json.loads(row["result"])
+    assert answer[named[0]] == named[1]
+    assert "hello" in row["result"]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), ANSWERED, ids=[path for path, _, _ in ANSWERED])
+async def test_an_answer_that_a_dead_process_stored_is_settled_in_its_own_format(
+    world: World, path: str, body: dict[str, Any], named: tuple[str, str]
+) -> None:
+    job_id = await world.one(url=path, body={"model": "ok", **body})
+    dead = new_id()
+    (claimed,) = await world.store.claim(dead, 1)
+    await world.store.intend(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
+    text = formats(PROTOCOLS)[path].render_response(response()).decode()
+    answer = Answer(job_id=job_id, claims=claimed.claims, attempt=1, body=text, status=200)
+    await world.store.store_results(dead, [answer])
+    await world.runner().recover(dead)
+    assert await world.status(job_id) is Status.SUCCEEDED
+    ((_, _, settled),) = world.recovery.settled
+    assert settled.choices[0].text == "hello"
+    assert settled.usage.output_total == 5
 
 
 async def test_interactive_jobs_are_claimed_first_and_others_in_the_order_of_their_submission(world: World) -> None:
@@ -432,7 +472,7 @@ async def test_a_job_that_may_have_been_sent_is_sent_again_where_its_caller_allo
 async def test_a_job_whose_answer_was_stored_is_settled_and_ended_without_another_dispatch(world: World) -> None:
     job_id, owner, claims = await died(world)
     await world.store.intend(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
-    text = world.runner().format.render_response(response()).decode()
+    text = formats(PROTOCOLS)["/v1/chat/completions"].render_response(response()).decode()
     answer = Answer(job_id=job_id, claims=claims, attempt=1, body=text, status=200)
     await world.store.store_results(owner, [answer])
     await asyncio.gather(*(world.runner().recover(owner) for _ in range(3)))

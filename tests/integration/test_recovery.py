@@ -62,7 +62,12 @@ async def test_an_answer_that_was_stored_is_charged_after_its_process_died(datab
                 isolation_s=30,
                 queue_timeout_s=5,
                 intent=intent(
-                    asked, plan, plan.routes[0], created_at=datetime.now(UTC).isoformat(), failed=None, billing=billing
+                    asked,
+                    plan.routes[0],
+                    left_out=plan.left_out,
+                    created_at=datetime.now(UTC).isoformat(),
+                    failed=None,
+                    billing=billing,
                 ),
             )
         )

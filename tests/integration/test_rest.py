@@ -305,7 +305,13 @@ async def test_every_wrong_key_gets_the_same_401(real_world: World):
         [("authorization", "Bearer " + "x" * 10 * 1024**2)],
         [("authorization", f"Bearer {good[:-1]}")],
         [("authorization", f"Bearer {good}x")],
-        [("x-api-key", good)],
+        [("x-api-key", good), ("x-api-key", good)],
+        [("x-api-key", f"Bearer {good}")],
+        [("x-api-key", good), ("authorization", "Bearer x")],
+        [("x-api-key", "x"), ("authorization", f"Bearer {good}")],
+        [("x-api-key", "' or '1'='1")],
+        [("x-api-key", "")],
+        [("api-key", good)],
     ]
     answers = set()
     for pairs in headers:
@@ -317,6 +323,12 @@ async def test_every_wrong_key_gets_the_same_401(real_world: World):
         answers.add(json.dumps(error))
         assert good not in json.dumps(body)
     assert len(answers) == 1
+
+
+async def test_a_key_may_come_as_anthropics_clients_send_it(real_world: World):
+    good = real_world.secrets["all"]
+    for pairs in ([("x-api-key", good)], [("x-api-key", good), ("authorization", f"Bearer {good}")]):
+        assert (await real_world.ask("GET", "/v1/models", headers=CIMultiDict(pairs)))[0] == 200
 
 
 async def test_a_key_in_the_url_is_no_key(real_world: World):

@@ -116,6 +116,30 @@ async def test_who_asks_is_told_why_others_were_not_tried_and_the_row_knows_it_a
         assert rows == [[{"provider": "first", "model": "sim-fast", "reason": "capability: n"}]] * 2
 
 
+async def test_a_credential_that_is_rejected_takes_its_provider_out_and_the_next_route_says_so(
+    database_url: str, tmp_path: Path
+) -> None:
+    models = """
+    [models.m]
+    providers = [{ provider = "first", model = "sim-fast" }, { provider = "second", model = "sim-small" }]
+    """
+    async with two(database_url, tmp_path, models) as (line, first, second):
+        await first.set_faults(status=401)
+        once = (await line.pipeline.complete(asking("m", explain=True))).outcome
+        assert [attempt.route.provider for attempt in once.attempts] == ["first", "second"]
+        assert once.left_out == ()
+        again = (await line.pipeline.complete(asking("m", explain=True))).outcome
+        assert [attempt.route.provider for attempt in again.attempts] == ["second"]
+        assert again.left_out == (LeftOut(provider="first", model="sim-fast", reason="provider_unavailable"),)
+        assert [len(await provider.dispatches()) for provider in (first, second)] == [1, 2]
+        kept = [row["left_out"] for row in await line.invocations()]
+        assert [None if row is None else msgspec.json.decode(row) for row in kept] == [
+            None,
+            None,
+            [{"provider": "first", "model": "sim-fast", "reason": "provider_unavailable"}],
+        ]
+
+
 async def test_the_line_learns_which_route_is_quick(database_url: str, tmp_path: Path) -> None:
     models = """
     [models.m]

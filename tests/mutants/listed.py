@@ -767,8 +767,8 @@ _STREAMS: Final = [
         16,
         "a stream has two ends",
         PIPELINE,
-        'yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))',
-        'yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))\n'
+        "            native=attempt.native_end,\n        )",
+        "            native=attempt.native_end,\n        )\n"
         '        yield Ended(ends=attempt.finished.ends, outcome=run.outcome("complete", attempt, receipt))',
         _rules("a_stream_has_one_end_and_nothing_after_it"),
     ),

@@ -171,10 +171,13 @@ def responses(draw: st.DrawFn) -> ChatResponse:
         text = draw(_text)
         reasoning: list[Reasoning] = []
         if thought := draw(_text):
-            reasoning.append(Reasoning(text=thought, signature=draw(st.none() | st.just("QUJD"))))
+            reasoning.append(
+                Reasoning(text=thought, signature=draw(st.sampled_from([None, "gemini:thought:QUJD", "EqoB"])))
+            )
         if draw(st.booleans()):
             start = draw(st.integers(0, len(text)))
-            reasoning.append(Reasoning(signature="REVG", id=f"text:{start}:{draw(st.integers(start, len(text)))}"))
+            end = draw(st.integers(start, len(text)))
+            reasoning.append(Reasoning(signature=f"gemini:text:{start}:{end}:REVG"))
         choices.append(
             Choice(
                 index=index,

@@ -63,6 +63,12 @@ def test_each_failure_is_told_with_the_command_that_shows_it_again():
     assert broken([ran(Figures(failures=0))]) == []
 
 
+def test_what_could_not_be_run_is_counted():
+    table, _ = summary([ran(Figures(failures=0, skipped=["a_full_disk: needs root"]))], 1.0)
+    together = dict(zip(table.columns[0].cells, table.columns[-1].cells, strict=True))
+    assert "1" in str(together["scenarios not run"])
+
+
 @pytest.mark.parametrize("part", prove.parts(GIVEN), ids=lambda part: part.name)
 def test_every_part_is_there_and_tells_its_figures(part: Part):
     source = prove.ROOT / Path(*part.module.split(".")) / "__main__.py"

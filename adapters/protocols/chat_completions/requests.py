@@ -8,7 +8,7 @@ that a field we never heard of arrives. The canonical form is filled beside it, 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -44,6 +44,15 @@ _ENVELOPE = frozenset({"model", "stream", "stream_options"})
 #: Top-level fields that the canonical form carries.
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
 
+#: The same of what a message and a tool hold. What a caller repeats from an answer about the answer may be lost.
+_READ = {
+    "messages": frozenset(field.name for field in msgspec.structs.fields(schema.MessageIn))
+    | {"annotations", "executed_tools", "id"},
+    "tools": frozenset(field.name for field in msgspec.structs.fields(schema.ToolIn)) | {"custom"},
+}
+_NOTHING = frozenset({b"null", b"[]", b"{}", b"false", b'""'})
+_PATH_CHARACTERS = 96
+
 #: Top-level fields that ask for reasoning, at any provider.
 _REASONING_FIELDS = frozenset(
     {"reasoning_effort", "reasoning", "thinking", "enable_thinking", "thinking_budget", "include_reasoning"}
@@ -52,6 +61,7 @@ _REASONING_FIELDS = frozenset(
 _REASONING_MARKS = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
 
 _encode = msgspec.json.Encoder().encode
+_items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +92,7 @@ def parse_request(body: bytes) -> ChatRequest:
     fields = read_fields(body)
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
+    _note_unread(fields, unmapped)
     effort, budget = _reasoning_wanted(wire, unmapped)
     tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
     tools += [_function(function) for function in wire.functions or ()]
@@ -114,6 +125,18 @@ def parse_request(body: bytes) -> ChatRequest:
         end_user=wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
     )
+
+
+def _note_unread(fields: dict[str, msgspec.Raw], unmapped: list[str]) -> None:
+    """Names what messages and tools hold that is read by nobody here: another protocol would lose it in silence."""
+    for name, known in _READ.items():
+        items = _items.decode(fields[name]) if name in fields else None
+        for i, item in enumerate(items or ()):
+            unmapped.extend(
+                f"{name}[{i}].{key}"[:_PATH_CHARACTERS]
+                for key in sorted(item.keys() - known)
+                if bytes(item[key]) not in _NOTHING
+            )
 
 
 def _reasoning_wanted(wire: schema.RequestIn, unmapped: list[str]) -> tuple[str | None, int | None]:
@@ -354,7 +377,10 @@ def _native_fields(
         del fields["reasoning_effort"]
         _ask_for_reasoning(fields, request.reasoning_effort, None, endpoint)
     without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
-    without_reasoning = "messages.reasoning" in endpoint.omit and any(m.reasoning for m in request.messages)
+    without_reasoning = "messages.reasoning" in endpoint.omit and any(
+        message.reasoning or any(call.signature is not None for call in message.tool_calls)
+        for message in request.messages
+    )
     if without_cache or without_reasoning:
         for name in ("messages", "tools") if without_cache else ("messages",):
             if name in fields:
@@ -380,12 +406,19 @@ def _strip(items: object, at: str, dropped: list[str], *, cache: bool, reasoning
         path = f"{at}[{i}]"
         if reasoning and [item.pop(name) for name in _REASONING_MARKS & item.keys()]:
             dropped.append(f"{path}.reasoning")
-        parts = item.get("content")
+        for j, call in enumerate(_listed(item, "tool_calls") if reasoning else ()):
+            if isinstance(call, dict) and call.pop("extra_content", None) is not None:
+                dropped.append(f"{path}.tool_calls[{j}].signature")
         holders = [(path, item), (f"{path}.function", item.get("function"))]
-        holders += [(f"{path}.content[{j}]", part) for j, part in enumerate(parts if isinstance(parts, list) else ())]
+        holders += [(f"{path}.content[{j}]", part) for j, part in enumerate(_listed(item, "content"))]
         for where, holder in holders if cache else ():
             if isinstance(holder, dict) and holder.pop("cache_control", None) is not None:
                 dropped.append(f"{where}.cache")
+
+
+def _listed(item: Mapping[str, Any], name: str) -> list[Any]:
+    found = item.get(name)
+    return found if isinstance(found, list) else []
 
 
 def _ask_for_reasoning(fields: dict[str, Any], effort: str | None, budget: int | None, endpoint: Endpoint) -> None:
@@ -489,7 +522,7 @@ def _render_message(message: Message, path: str, endpoint: Endpoint, dropped: li
         "role": str(message.role),
         "content": _render_content(message, path, endpoint, dropped),
     }
-    if message.name is not None:
+    if message.name is not None and message.role is not Role.TOOL:  # its call names it
         rendered["name"] = message.name
     if message.tool_calls:
         signed = endpoint.reasoning_field == "extra_content" and "messages.reasoning" not in endpoint.omit

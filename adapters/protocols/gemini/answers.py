@@ -27,9 +27,8 @@ from adapters.chat import (
 )
 from adapters.classify import request_id
 from adapters.errors import Broken
-from adapters.protocols.gemini import failures, schema
+from adapters.protocols.gemini import failures, schema, signatures
 from adapters.protocols.gemini.partial import PartialCall
-from adapters.protocols.gemini.signatures import image_id, text_id
 from metering.usage import Usage
 
 NAME = "gemini"
@@ -228,14 +227,15 @@ class Reader:
                     self._omitted[kind] = None
 
     def _take_part(self, part: schema.Part, payload: bytes, response_id: str | None, events: list[Event]) -> None:
-        signature = part.thought_signature or None
+        signature, own = signatures.heard(part.thought_signature) if part.thought_signature else (None, False)
         if part.function_call is not None:
             self._take_call(part.function_call, signature, payload, response_id, events)
         elif part.inline_data is not None:
             self._take_blob(part.inline_data, signature, events, thought=part.thought is True)
         elif part.thought:
             if part.text or signature:
-                self._think(part.text or "", signature, events)
+                marked = signatures.of_thought(signature) if signature and own else signature
+                self._think(part.text or "", marked, events)
         elif any(self._omit(kind) for field, kind in _OMITTED_PARTS if given(getattr(part, field)) is not None):
             return
         elif part.text is not None or signature:
@@ -244,7 +244,7 @@ class Reader:
             if part.text:
                 events.append(TextDelta(part.text, self._index))
             if signature:
-                self._sign(signature, text_id(start, self._length), events)
+                self._sign(signatures.of_text(signature, start, self._length) if own else signature, events)
         else:
             self._omit_unknown(payload)
 
@@ -261,10 +261,10 @@ class Reader:
         self.said = True
         events.append(ReasoningDelta(text, self._index, signature, self.block))
 
-    def _sign(self, signature: str, place: str, events: list[Event]) -> None:
+    def _sign(self, marked: str, events: list[Event]) -> None:
         self._open = False
         self.block += 1
-        events.append(ReasoningDelta("", self._index, signature, self.block, id=place))
+        events.append(ReasoningDelta("", self._index, marked, self.block))
 
     def _take_blob(self, blob: schema.Blob, signature: str | None, events: list[Event], *, thought: bool) -> None:
         kind = (blob.mime_type or "").partition("/")[0]
@@ -274,7 +274,7 @@ class Reader:
         self.said, self._open = True, False
         events.append(ImageOutput(Image(data=blob.data, media_type=blob.mime_type), self._index))
         if signature:
-            self._sign(signature, image_id(self._images), events)
+            self._sign(signatures.of_image(signature, self._images), events)
         self._images += 1
 
     def _take_call(
@@ -413,7 +413,7 @@ def _gathered(index: int, events: Sequence[Event], reason: StopReason, native: s
             case TextDelta():
                 texts.append(event.text)
             case ReasoningDelta():
-                known = blocks.get(event.block, Reasoning(id=event.id))
+                known = blocks.get(event.block, Reasoning())
                 blocks[event.block] = msgspec.structs.replace(
                     known, text=known.text + event.text, signature=event.signature or known.signature
                 )

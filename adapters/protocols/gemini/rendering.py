@@ -76,7 +76,7 @@ class _Call:
         call = {"id": self.id, "name": self.name, "args": args}
         part: dict[str, Any] = {"functionCall": call if self.id else {"name": self.name, "args": args}}
         if self.signature:
-            part["thoughtSignature"] = signatures.told(self.signature)
+            part["thoughtSignature"] = signatures.told_of_call(self.signature)
         return part
 
 
@@ -118,27 +118,32 @@ class _Candidate:
             self.parts.append({"text": text, "thought": True} if thought else {"text": text})
 
     def think(self, event: ReasoningDelta) -> None:
-        if event.id is None and not event.redacted and (event.text or not event.signature):
+        if event.text:
             self._append(event.text, thought=True)
             if event.signature:
                 self.parts[-1]["thoughtSignature"] = signatures.told(event.signature)
         elif event.signature:
-            span = signatures.span_of(event.id)
+            span = signatures.span_of(event.signature)
             if span is not None and span[1] > self._length:
                 self._waiting.append((*span, signatures.told(event.signature)))
             else:
-                self._sign(signatures.told(event.signature), event.id or "")
-        elif event.text:
-            self._append(event.text, thought=True)
+                self._sign(event.signature)
 
-    def _sign(self, signature: str, place: str) -> None:
+    def _sign(self, marked: str) -> None:
         """On the part it belongs to where that is still here, else on one of its own."""
         last = self.parts[-1] if self.parts else {}
-        kind = "inlineData" if place.startswith("image:") else "text"
-        if kind in last and "thought" not in last and "thoughtSignature" not in last:
-            last["thoughtSignature"] = signature
+        alone: dict[str, Any] = {"text": ""}
+        if signatures.image_of(marked) is not None:
+            found = "inlineData" in last
+        elif signatures.span_of(marked) is not None:
+            found = "text" in last and "thought" not in last
         else:
-            self.parts.append({"text": "", "thoughtSignature": signature})
+            # Of the thought that came before it.
+            found = "thought" in last
+            alone["thought"] = True
+        if not found or "thoughtSignature" in last:
+            self.parts.append(last := alone)
+        last["thoughtSignature"] = signatures.told(marked)
 
     def image(self, image: Image) -> None:
         if image.data is not None:

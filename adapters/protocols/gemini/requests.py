@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import mimetypes
 import re
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +42,7 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.gemini import openapi, signatures
 from adapters.protocols.gemini.answers import NAME
 from adapters.reasoning import budget_of, effort_of
+from adapters.urls import path_step
 
 _Fields = dict[str, msgspec.Raw]
 
@@ -57,6 +57,7 @@ _WORDS_SINCE = 3
 _GENERATION = re.compile(r"gemini-([0-9]{1,3})(?![0-9])")
 
 _AUDIO_FORMAT = {"mpeg": "mp3", "x-wav": "wav", "wave": "wav", "vnd.wave": "wav"}
+_PATH_CHARACTERS = 96
 #: Kept on Google's side, where no one else can read them.
 _GOOGLES_OWN = ("gs://", "https://generativelanguage.googleapis.com/")
 
@@ -223,6 +224,7 @@ class _Messages:
     def take(self, raw: msgspec.Raw, number: int) -> None:
         path = f"contents[{number}]"
         content = object_of(raw, path)
+        self._unmapped += [f"{path}.{key}"[:_PATH_CHARACTERS] for key in content if key not in {"role", "parts"}]
         role = typed(content["role"], str, f"{path}.role") if "role" in content else "user"
         parts = list_of(content.get("parts"), f"{path}.parts")
         match role:
@@ -253,36 +255,50 @@ class _Messages:
         reasoning: list[Reasoning] = []
         calls: list[ToolCall] = []
         length = images = 0
+        #: The last part was a thought that nothing has ended.
+        thinking = False
         self._open = []
         for i, raw in enumerate(parts):
             at = f"{path}.parts[{i}]"
             fields = object_of(raw, at)
-            signature = _signature(fields, at)
+            signature, own = _signature(fields, at)
             if "functionCall" in fields:
+                thinking = False
                 call = self._call(fields["functionCall"], f"{at}.functionCall", f"call_{number}_{i}", signature)
                 calls.append(call)
                 self._open.append((call.name, call.id))
                 continue
             if "text" in fields and "thought" in fields and typed(fields["thought"], bool, f"{at}.thought"):
-                reasoning.append(Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=signature))
+                marked = signatures.of_thought(signature) if signature is not None and own else signature
+                thought = Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=marked)
+                if thinking and reasoning:
+                    # One thought, which a client kept in the pieces it came in.
+                    last = reasoning.pop()
+                    thought = Reasoning(text=last.text + thought.text, signature=marked)
+                reasoning.append(thought)
+                thinking = marked is None
                 continue
+            thinking = False
             part = self._part(raw, at)
             start, length = length, length + (len(part.text) if isinstance(part, Text) else 0)
-            if isinstance(part, Text) and not part.text:
-                part = None
-            if part is not None:
-                content.append(part)
             if signature is not None and not isinstance(part, Opaque):
-                is_image = isinstance(part, Image)
-                place = signatures.image_id(images) if is_image else signatures.text_id(start, length)
-                reasoning.append(Reasoning(signature=signature, id=place))
+                if not own:
+                    marked = signature
+                elif isinstance(part, Image):
+                    marked = signatures.of_image(signature, images)
+                else:
+                    marked = signatures.of_text(signature, start, length)
+                reasoning.append(Reasoning(signature=marked))
             images += isinstance(part, Image)
+            if part is not None and not (isinstance(part, Text) and not part.text):
+                content.append(part)
         self.messages.append(
             Message(role=Role.ASSISTANT, content=tuple(content), reasoning=tuple(reasoning), tool_calls=tuple(calls))
         )
 
     def _call(self, raw: msgspec.Raw, path: str, made_id: str, signature: str | None) -> ToolCall:
         call = object_of(raw, path)
+        self._unmapped += [f"{path}.{key}"[:_PATH_CHARACTERS] for key in call if key not in {"name", "args", "id"}]
         if "name" not in call:
             raise MalformedRequest(f"{path}.name", "is required")
         args = call.get("args")
@@ -338,10 +354,12 @@ class _Messages:
                 return Opaque(protocol=NAME, raw=raw)
 
 
-def _signature(fields: _Fields, path: str) -> str | None:
+def _signature(fields: _Fields, path: str) -> tuple[str | None, bool]:
+    """As `signatures.heard`."""
     if "thoughtSignature" not in fields:
-        return None
-    return signatures.heard(typed(fields["thoughtSignature"], str, f"{path}.thoughtSignature")) or None
+        return None, False
+    signature, own = signatures.heard(typed(fields["thoughtSignature"], str, f"{path}.thoughtSignature"))
+    return signature or None, own
 
 
 def _inline(blob: _Fields, raw: msgspec.Raw, path: str) -> Part:
@@ -351,6 +369,8 @@ def _inline(blob: _Fields, raw: msgspec.Raw, path: str) -> Part:
     text = typed(blob["data"], str, f"{path}.data")
     data = from_base64(text.replace("-", "+").replace("_", "/") if "-" in text or "_" in text else text, f"{path}.data")
     kind, _, sub = media_type.partition("/")
+    if not blob.keys() <= {"mimeType", "data", "displayName"}:
+        return Opaque(protocol=NAME, raw=raw)
     match kind:
         case "image":
             return Image(data=data, media_type=media_type)
@@ -369,7 +389,7 @@ def _file(file: _Fields, raw: msgspec.Raw, path: str) -> Part:
     url = typed(file["fileUri"], str, f"{path}.fileUri")
     media_type = typed(file["mimeType"], str, f"{path}.mimeType") if "mimeType" in file else None
     kind = (media_type or mimetypes.guess_type(url)[0] or "").partition("/")[0]
-    if url.startswith(_GOOGLES_OWN) or kind in {"video", "audio", ""}:
+    if url.startswith(_GOOGLES_OWN) or kind in {"video", "audio", ""} or not file.keys() <= {"fileUri", "mimeType"}:
         return Opaque(protocol=NAME, raw=raw)
     if kind == "image":
         return Image(url=url, media_type=media_type)
@@ -509,14 +529,8 @@ def path_of(model: str, verb: str) -> str:
     steps = model.split("/")
     if steps[0] not in _COLLECTIONS:
         # The slash of a name is no step of the path.
-        return f"/models/{urllib.parse.quote(_step(model), safe='@')}:{verb}"
-    return "".join(f"/{urllib.parse.quote(_step(step), safe='@')}" for step in steps) + f":{verb}"
-
-
-def _step(step: str) -> str:
-    if step in {"", ".", ".."} or not all(part not in {"", ".", ".."} for part in step.split("/")):
-        raise RequestNotExpressible("model", "is not the name of a model")
-    return step
+        return f"/models/{path_step(model)}:{verb}"
+    return "".join(f"/{path_step(step)}" for step in steps) + f":{verb}"
 
 
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
@@ -667,11 +681,16 @@ class _Writer:
         texts = sum(len(part.text) for part in message.content if isinstance(part, Text))
         pictures = sum(isinstance(part, Image) for part in message.content)
         places = signatures.Places(reasoning, texts, pictures)
-        parts: list[dict[str, Any]] = [
-            {"text": block.text, "thought": True, **({"thoughtSignature": block.signature} if block.signature else {})}
-            for block in reasoning
-            if signatures.is_thought(block)
-        ]
+        if any(block.signature is not None and signatures.own(block.signature) is None for block in reasoning):
+            # Another provider's, which would make this one refuse the request.
+            self._dropped.append(f"{path}.reasoning.signature")
+        parts: list[dict[str, Any]] = []
+        for block in reasoning:
+            if block.text:
+                signature = signatures.own(block.signature)
+                parts.append({"text": block.text, "thought": True})
+                if signature is not None:
+                    parts[-1]["thoughtSignature"] = signature
         offset = images = 0
         last_text: dict[str, Any] | None = None
         for j, part in enumerate(message.content):

@@ -2,14 +2,15 @@
 Signatures of thoughts, and where they belong.
 
 A Gemini model signs parts of its answer: function calls, text, pictures and thoughts. Each signature has to come back
-on the part it was on, or a model of the third generation refuses the request. The canonical form joins the text of an
-answer and has no signature on it, so the signature of a piece of text becomes a block of reasoning without text, and
-the block's id says which characters it was on ("text:0:14"); that of a picture says which one ("image:0"). Where the
-id was lost on the way through another format the last piece of text gets the signature.
+on the part it was on, and what another provider signed must not come here: both make a request fail. A function call
+has its signature with it in the canonical form. The other ones are the signature of a block of reasoning, marked with
+whose it is and where it belongs: "gemini:text:0:14:..." was on these characters of the text, "gemini:image:0:..." on
+the first picture, "gemini:thought:..." on the thought that is the block's own text. Every other protocol carries a
+signature letter by letter, so the mark comes back through each.
 
-On the wire a signature is bytes in base64. Google's client library gives its users the bytes and writes them back in
-the other alphabet of base64, and refuses what is no base64 at all. Signatures of other providers are text, and theirs
-back letter by letter: one that would not survive that is wrapped on its way to a caller.
+On this wire a signature is bytes in base64. Google's client library gives its users the bytes and writes them back in
+the other alphabet of base64, and refuses what is no base64 at all. Another provider's signature is therefore wrapped
+on its way to a caller of this protocol, and unwrapped when it comes back.
 
 Source: https://ai.google.dev/gemini-api/docs/thought-signatures
 """
@@ -28,56 +29,68 @@ from adapters.chat import Reasoning
 UNSIGNED = "skip_thought_signature_validator"
 
 _WRAP = b"tollbridge:"
-_TEXT = re.compile(r"text:([0-9]{1,9}):([0-9]{1,9})")
-_IMAGE = re.compile(r"image:([0-9]{1,9})")
+_MARK = re.compile(r"gemini:(?:text:([0-9]{1,9}):([0-9]{1,9})|image:([0-9]{1,9})|thought):(.*)", re.DOTALL)
 
 
-def text_id(start: int, end: int) -> str:
-    return f"text:{start}:{end}"
+def of_text(signature: str, start: int, end: int) -> str:
+    """The mark for a signature of these characters of the text."""
+    return f"gemini:text:{start}:{end}:{signature}"
 
 
-def span_of(place: str | None) -> tuple[int, int] | None:
-    """The characters a block's id names."""
-    found = _TEXT.fullmatch(place or "")
-    return (int(found[1]), int(found[2])) if found else None
+def of_image(signature: str, number: int) -> str:
+    return f"gemini:image:{number}:{signature}"
 
 
-def image_id(number: int) -> str:
-    return f"image:{number}"
+def of_thought(signature: str) -> str:
+    return f"gemini:thought:{signature}"
 
 
-def is_thought(block: Reasoning) -> bool:
-    """It is a thought of its own, and not only the signature of something else."""
-    return bool(block.text) or (block.id is None and block.signature is None)
+def own(marked: str | None) -> str | None:
+    """The signature itself, where it is one of Gemini's."""
+    found = _MARK.fullmatch(marked) if marked is not None else None
+    return found[4] if found else None
+
+
+def span_of(marked: str) -> tuple[int, int] | None:
+    """The characters a signature is of."""
+    found = _MARK.fullmatch(marked)
+    return (int(found[1]), int(found[2])) if found and found[1] else None
+
+
+def image_of(marked: str) -> int | None:
+    """The picture a signature is of."""
+    found = _MARK.fullmatch(marked)
+    return int(found[3]) if found and found[3] else None
 
 
 class Places:
-    """The signatures of one message by where they belong. `loose` are those whose place is not known."""
+    """Gemini's signatures of one message by where they belong."""
 
-    __slots__ = ("_images", "_spans", "loose")
+    __slots__ = ("_images", "_spans", "lost")
 
     def __init__(self, reasoning: Sequence[Reasoning], text_length: int, images: int) -> None:
         self._spans: list[tuple[int, int, str]] = []
         self._images: dict[int, str] = {}
-        self.loose: list[str] = []
+        #: Whose place is no more.
+        self.lost: list[str] = []
         for block in reasoning:
-            if is_thought(block) or block.signature is None:
+            signature = own(block.signature)
+            if signature is None or block.signature is None or block.text:
                 continue
-            if (found := _IMAGE.fullmatch(block.id or "")) and int(found[1]) < images:
-                self._images[int(found[1])] = block.signature
-                continue
-            start, end = span_of(block.id) or (-1, -1)
+            image, span = image_of(block.signature), span_of(block.signature)
             after = self._spans[-1][1] if self._spans else 0
-            if after <= start <= end <= text_length:
-                self._spans.append((start, end, block.signature))
+            if image is not None and image < images:
+                self._images[image] = signature
+            elif span is not None and after <= span[0] <= span[1] <= text_length:
+                self._spans.append((*span, signature))
             else:
-                self.loose.append(block.signature)
+                self.lost.append(signature)
 
     def of_image(self, number: int) -> str | None:
         return self._images.get(number)
 
     def split(self, text: str, offset: int) -> list[dict[str, Any]]:
-        """The text, which begins at `offset`, as the parts it was in. Signatures across its ends become loose."""
+        """The text, which begins at `offset`, as the parts it was in. Signatures across its ends stay behind."""
         parts: list[dict[str, Any]] = []
         at = 0
         left = []
@@ -96,28 +109,38 @@ class Places:
 
     def rest(self) -> list[str]:
         """What found no place."""
-        return [*self.loose, *(signature for _, _, signature in self._spans)]
+        return [*self.lost, *(signature for _, _, signature in self._spans)]
 
 
 def told(signature: str) -> str:
-    """A signature as a caller is given it."""
+    """The signature of a block as a caller is given it: Gemini's own as it was, any other wrapped."""
+    mine = own(signature)
+    return mine if mine is not None else wrapped(signature)
+
+
+def told_of_call(signature: str) -> str:
+    """The signature of a call as a caller is given it: only what is no base64 is not Gemini's."""
     try:
         if base64.b64encode(base64.b64decode(signature, validate=True)).decode() == signature:
             return signature
     except (binascii.Error, ValueError):
         pass
+    return wrapped(signature)
+
+
+def wrapped(signature: str) -> str:
     return base64.b64encode(_WRAP + signature.encode()).decode()
 
 
-def heard(signature: str) -> str:
-    """The signature that was told, from whichever alphabet it came back in."""
+def heard(signature: str) -> tuple[str, bool]:
+    """A signature from a caller, in whichever alphabet it came back in, and whether it is Gemini's own."""
     try:
         data = base64.b64decode(signature.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):
-        return signature
+        return signature, True
     if data.startswith(_WRAP):
-        return data.removeprefix(_WRAP).decode(errors="replace")
-    return base64.b64encode(data).decode()
+        return data.removeprefix(_WRAP).decode(errors="replace"), False
+    return base64.b64encode(data).decode(), True
 
 
 def can_be_ours(signature: str) -> bool:

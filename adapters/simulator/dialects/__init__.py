@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from adapters.simulator.dialect import Dialect
 from adapters.simulator.dialects.anthropic_messages import AnthropicMessages
@@ -11,21 +12,26 @@ from adapters.simulator.dialects.gemini import Gemini
 from adapters.simulator.dialects.responses import Responses
 from adapters.simulator.dialects.workers_ai import WorkersAi
 
-CHAT_COMPLETIONS: Dialect = ChatCompletions()
-_GEMINI: Dialect = Gemini()
-_WORKERS_AI: Dialect = WorkersAi()
+BY_NAME: Mapping[str, Dialect] = {
+    "chat_completions": ChatCompletions(),
+    "responses": Responses(),
+    "anthropic_messages": AnthropicMessages(),
+    "gemini": Gemini(),
+    "workers_ai": WorkersAi(),
+}
+CHAT_COMPLETIONS = BY_NAME["chat_completions"]
 
 _CALLS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r"/v1/chat/completions"), CHAT_COMPLETIONS),
-    (re.compile(r"/v1/responses"), Responses()),
-    (re.compile(r"/v1/messages"), AnthropicMessages()),
-    (re.compile(r"/v1beta/models/[^/]+:(?:g|streamG)enerateContent"), _GEMINI),
-    (re.compile(r"/client/v4/accounts/[^/]+/ai/run/.+"), _WORKERS_AI),
+    (re.compile(r"/v1/responses"), BY_NAME["responses"]),
+    (re.compile(r"/v1/messages"), BY_NAME["anthropic_messages"]),
+    (re.compile(r"/v1beta/models/[^/]+:(?:g|streamG)enerateContent"), BY_NAME["gemini"]),
+    (re.compile(r"/client/v4/accounts/[^/]+/ai/run/.+"), BY_NAME["workers_ai"]),
 )
 _MODELS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r"/v1/models"), CHAT_COMPLETIONS),
-    (re.compile(r"/v1beta/models"), _GEMINI),
-    (re.compile(r"/client/v4/accounts/[^/]+/ai/models/search"), _WORKERS_AI),
+    (re.compile(r"/v1beta/models"), BY_NAME["gemini"]),
+    (re.compile(r"/client/v4/accounts/[^/]+/ai/models/search"), BY_NAME["workers_ai"]),
 )
 
 

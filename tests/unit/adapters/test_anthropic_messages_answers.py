@@ -376,6 +376,63 @@ def test_output_counted_when_the_stream_began_is_not_what_a_cut_answer_had():
     assert events == [UsageReport(usage=Usage(input_total=7))]
 
 
+def test_what_follows_the_terminal_in_the_same_bytes_is_given_before_the_last_event():
+    body = (
+        b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\ndata: {"type":"message_stop"}\n\n'
+        b'event: ping\ndata: {"type":"ping","cost":"0.5"}\n\n'
+    )
+    batch = PROTOCOL.new_parser(ENDPOINT, {}).feed(body)
+    assert batch[0] == UsageReport(reported_cost_usd="0.5")
+    assert isinstance(batch[1], Finished)
+
+
+def test_a_second_start_and_a_second_reason_change_nothing_that_was_said():
+    refusal: dict[str, object] = {
+        "type": "message_delta",
+        "delta": {"stop_reason": "refusal", "stop_details": {"type": "refusal", "explanation": "No."}},
+    }
+    told_twice: list[dict[str, object]] = [
+        {"type": "message_start", "message": {"id": "first", "model": "a"}},
+        {"type": "message_start", "message": {"id": "second", "model": "b"}},
+        refusal,
+        refusal,
+        {"type": "message_stop"},
+    ]
+    events, error = read_back("".join(f"data: {json.dumps(event)}\n\n" for event in told_twice).encode())
+    assert error is None
+    found = gathered(events)
+    assert (found["response_id"], found["served_model"]) == ("first", "a")
+    assert found["choices"]["0"]["refusal"] == "No."
+
+
+@pytest.mark.parametrize(
+    ("wire", "usage"),
+    [
+        (
+            {
+                "input_tokens": 1,
+                "cache_creation_input_tokens": 5,
+                "cache_creation": {"ephemeral_1h_input_tokens": 9},
+                "output_tokens": 2,
+            },
+            Usage(input_total=6, cache_write_5m=0, cache_write_1h=5, output_total=2),
+        ),
+        (
+            {"output_tokens": 3, "output_tokens_details": {"thinking_tokens": 7}},
+            Usage(output_total=3, reasoning=3),
+        ),
+    ],
+)
+def test_a_part_is_never_more_than_its_whole(wire, usage):
+    body = {"content": [], "stop_reason": "end_turn", "usage": wire}
+    assert PROTOCOL.parse_response(200, {}, json.dumps(body).encode()).usage == usage
+
+
+def test_thoughts_of_two_blocks_are_two_blocks():
+    written = streamed(ReasoningDelta("a"), ReasoningDelta("b", block=1), ended())
+    assert [event["index"] for event in written if event["type"] == "content_block_start"] == [0, 1]
+
+
 def test_a_ping_is_no_payload_and_every_other_event_is():
     parser = PROTOCOL.new_parser(ENDPOINT, {})
     parser.feed(b'event: ping\ndata: {"type":"ping"}\n\n: comment\n\n')

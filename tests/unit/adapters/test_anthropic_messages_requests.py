@@ -236,6 +236,12 @@ def test_the_order_of_results_and_words_of_a_user_is_kept():
     )
 
 
+def test_a_boundary_in_a_result_stays_where_there_is_one_behind_it_too():
+    inner = {"type": "text", "text": "x", "cache_control": {"ttl": "1h"}}
+    (message,) = parsed_blocks({"type": "tool_result", "tool_use_id": "t", "content": [inner], "cache_control": {}})
+    assert message.content == (Text(text="x", cache="1h"),)
+
+
 def test_a_system_message_in_the_midst_is_read_in_its_place():
     request = parse(messages=[HELLO, {"role": "system", "content": [{"type": "text", "text": "be brief"}]}])
     assert request.messages == (text(Role.USER, "hi"), text(Role.SYSTEM, "be brief"))
@@ -507,6 +513,7 @@ def test_what_one_side_says_in_a_row_is_one_turn_and_nothing_said_is_none():
         text(Role.USER, "a"),
         text(Role.USER, "b"),
         Message(role=Role.ASSISTANT),
+        text(Role.ASSISTANT, ""),
         text(Role.USER, "c"),
         Message(role=Role.ASSISTANT, refusal="I cannot"),
         text(Role.ASSISTANT, "or can I"),
@@ -709,6 +716,13 @@ D = DEFAULT_MAX_TOKENS
             {"type": "enabled", "budget_tokens": 5000},
             "low",
             5001,
+        ),
+        (
+            None,
+            {"reasoning_budget_tokens": 5000, "reasoning_effort": "none"},
+            {"type": "enabled", "budget_tokens": 5000},
+            None,
+            D + 5000,
         ),
         ("effort", {"reasoning_budget_tokens": 5000}, {"type": "adaptive"}, "medium", D),
         ("effort", {"reasoning_budget_tokens": 0}, {"type": "disabled"}, None, D),

@@ -12,8 +12,10 @@ import pytest
 from adapters.chat import (
     ChatResponse,
     Choice,
+    Event,
     Image,
     Reasoning,
+    ReasoningDelta,
     StopReason,
     TextDelta,
     TokenLogprob,
@@ -25,7 +27,7 @@ from adapters.chat import (
 from adapters.contract import AnswerHead, Endpoint, ToldError
 from adapters.errors import Broken, ErrorClass, Rejected
 from adapters.protocols.gemini import Gemini
-from adapters.protocols.gemini.signatures import heard, told
+from adapters.protocols.gemini.signatures import heard, of_image, of_text, of_thought, told
 from metering.usage import Usage
 from tests.fakes.answers import gathered, gathered_response, parsed
 
@@ -39,9 +41,9 @@ WHOLE = ChatResponse(
             index=0,
             text="Hello, you",
             reasoning=(
-                Reasoning(text="First.", signature="QUJD"),
+                Reasoning(text="First.", signature="gemini:thought:QUJD"),
                 Reasoning(text="Second."),
-                Reasoning(signature="REVG", id="text:7:10"),
+                Reasoning(signature="gemini:text:7:10:REVG"),
             ),
             tool_calls=(
                 ToolCall(id="a", name="f", arguments='{ "x": 1.50 }', signature="R0hJ"),
@@ -181,11 +183,29 @@ def test_usage_that_is_not_known_is_left_out():
 @pytest.mark.parametrize(
     "signature", ["QUJD", "+/+/", "-_-_", "gAAAAAB-_==", "EqoB", "with spaces", "ümlaut", "a", "tollbridge"]
 )
-def test_a_signature_comes_back_letter_by_letter_through_a_client_that_holds_bytes(signature):
+def test_a_signature_of_another_provider_comes_back_letter_by_letter_through_a_client_that_holds_bytes(signature):
     on_the_wire = told(signature)
-    held = base64.b64decode(on_the_wire.replace("-", "+").replace("_", "/"), validate=True)
-    assert heard(base64.urlsafe_b64encode(held).decode()) == signature
-    assert heard(on_the_wire) == signature
+    held = base64.b64decode(on_the_wire, validate=True)
+    assert heard(base64.urlsafe_b64encode(held).decode()) == (signature, False)
+    assert heard(on_the_wire) == (signature, False)
+
+
+@pytest.mark.parametrize("signature", ["QUJD", "+/+/"])
+def test_geminis_own_signature_is_told_as_it_was(signature):
+    for marked in (of_thought(signature), of_text(signature, 0, 4), of_image(signature, 1)):
+        assert told(marked) == signature
+    assert heard(signature.replace("+", "-").replace("/", "_")) == (signature, True)
+
+
+def test_a_thought_of_another_provider_is_told_with_its_signature_behind_it_and_read_back_as_one():
+    renderer = PROTOCOL.new_renderer(HEAD)
+    finished = list(as_events(choice(text="a")))[-1]
+    batches: list[list[Event]] = [[ReasoningDelta("hm")], [ReasoningDelta("", 0, "EqoB")], [TextDelta("a")], [finished]]
+    events, error = parsed(PROTOCOL.new_parser(ENDPOINT, {}), [renderer.feed(batch) for batch in batches])
+    assert error is None
+    assert gathered(events)["choices"]["0"]["blocks"] == [
+        {"text": "hm", "signature": "EqoB", "redacted": False, "id": None}
+    ]
 
 
 def test_an_error_is_told_as_a_status_with_our_code_in_it():

@@ -27,6 +27,7 @@ from adapters.chat import (
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.gemini import Gemini, envelope
+from adapters.protocols.gemini.signatures import wrapped
 
 PROTOCOL = Gemini()
 HI = Message(role=Role.USER, content=(Text(text="hi"),))
@@ -216,7 +217,7 @@ def test_signatures_come_back_to_where_they_were():
     joined = msgspec.structs.replace(
         request.messages[1],
         content=(Text(text="Let me look!"),),
-        reasoning=(Reasoning(signature="QUJD", id="text:7:11"),),
+        reasoning=(Reasoning(signature="gemini:text:7:11:QUJD"),),
     )
     parts = body(ChatRequest(messages=(HI, joined, request.messages[2])), "gemini-3-pro")["contents"][1]["parts"]
     assert parts[:3] == [{"text": "Let me "}, {"text": "look", "thoughtSignature": "QUJD"}, {"text": "!"}]
@@ -224,13 +225,38 @@ def test_signatures_come_back_to_where_they_were():
 
 def test_a_signature_whose_place_is_lost_is_sent_with_the_last_text():
     message = Message(
-        role=Role.ASSISTANT, content=(Text(text="a"), Text(text="b")), reasoning=(Reasoning(signature="QUJD"),)
+        role=Role.ASSISTANT,
+        content=(Text(text="a"), Text(text="b")),
+        reasoning=(Reasoning(signature="gemini:text:5:9:QUJD"),),
     )
     parts = body(ChatRequest(messages=(HI, message)))["contents"][1]["parts"]
     assert parts == [{"text": "a"}, {"text": "b", "thoughtSignature": "QUJD"}]
     alone = msgspec.structs.replace(message, content=())
     parts = body(ChatRequest(messages=(HI, alone)))["contents"][1]["parts"]
     assert parts == [{"text": "", "thoughtSignature": "QUJD"}]
+
+
+def test_what_another_provider_signed_is_not_sent_and_told_as_dropped():
+    message = Message(
+        role=Role.ASSISTANT,
+        content=(Text(text="a"),),
+        reasoning=(Reasoning(text="hm", signature="EqoB"), Reasoning(signature="gAAAA")),
+    )
+    sent = rendered(ChatRequest(messages=(HI, message)))
+    assert json.loads(sent.body)["contents"][1]["parts"] == [{"text": "hm", "thought": True}, {"text": "a"}]
+    assert sent.dropped == ("messages[1].reasoning.signature",)
+
+
+def test_a_thought_in_pieces_is_one_with_the_signature_that_follows_it():
+    (message,) = contents(
+        model(
+            {"text": "Fir", "thought": True},
+            {"text": "st.", "thought": True},
+            {"text": "", "thought": True, "thoughtSignature": wrapped("EqoB-/_")},
+            {"text": "Second.", "thought": True},
+        )
+    )
+    assert message.reasoning == (Reasoning(text="First.", signature="EqoB-/_"), Reasoning(text="Second."))
 
 
 @pytest.mark.parametrize(
@@ -302,6 +328,10 @@ def test_a_schema_in_the_older_form_becomes_json_schema():
 
 def test_what_only_gemini_knows_is_named_for_other_protocols():
     request = read(
+        contents=[
+            {"parts": [{"text": "hi"}], "cache": 1},
+            model({"functionCall": {"name": "f", "willContinue": True}}),
+        ],
         safetySettings=[],
         cachedContent="cachedContents/x",
         tools=[{"googleSearch": {}}, {"functionDeclarations": [{"name": "f", "behavior": "BLOCKING"}]}],
@@ -315,6 +345,8 @@ def test_what_only_gemini_knows_is_named_for_other_protocols():
     )
     assert request.native is not None
     assert set(request.native.unmapped) == {
+        "contents[0].cache",
+        "contents[1].parts[0].functionCall.willContinue",
         "safetySettings",
         "cachedContent",
         "tools[0].googleSearch",

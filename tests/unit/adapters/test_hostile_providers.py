@@ -17,6 +17,7 @@ from adapters.chat import ChatRequest, Event, Message, Role, Text
 from adapters.client import Upstream
 from adapters.contract import Clocks, Endpoint, UpstreamCall
 from adapters.errors import Broken, Rejected
+from adapters.protocols import PROTOCOLS
 from tests.fakes.raw_provider import Exchange, Handler, head, raw_provider
 
 MIB = 1024 * 1024
@@ -30,18 +31,26 @@ async def upstream() -> AsyncIterator[Upstream]:
         yield opened
 
 
-async def outcome(upstream: Upstream, port: int, *, stream: bool, limit: int, clocks: Clocks = CLOCKS) -> str:
+async def outcome(
+    upstream: Upstream,
+    port: int | str,
+    *,
+    stream: bool,
+    limit: int,
+    clocks: Clocks = CLOCKS,
+    protocol: str = "chat_completions",
+) -> str:
     """The code it broke with; "rejected" where the provider said no, and "ok" where nothing went wrong."""
     call = UpstreamCall(
         endpoint=Endpoint(
             provider="p",
-            protocol="chat_completions",
+            protocol=protocol,
             base_url=f"http://127.0.0.1:{port}",
             clocks=clocks,
             max_response_bytes=limit,
         ),
         model="m",
-        request=ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),)),
+        request=ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),), max_output_tokens=100),
         deadline=asyncio.get_running_loop().time() + 60,
     )
     try:
@@ -225,6 +234,48 @@ async def test_json_that_is_too_deep_ends_the_call_and_nothing_else(upstream, pl
             for stream in (True, False):
                 code = await outcome(upstream, provider.port, stream=stream, limit=32 * MIB)
                 assert code in ({"rejected"} if handler is refused else {"malformed", "no_terminal", "rejected"})
+
+
+_PLACES = {
+    "chat_completions": b'{"choices":[{"delta":{"tool_calls":%s}}]}',
+    "anthropic_messages": b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","input":%s}}',
+    "responses": b'{"type":"response.output_item.done","item":{"type":"new","x":%s}}',
+    "gemini": b'{"candidates":[{"content":{"parts":[{"functionCall":{"name":"f","args":%s}}]}}]}',
+    "workers_ai": b'{"response":%s}',
+}
+
+
+@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+async def test_no_protocol_is_taken_down_by_depth_or_by_a_flood_of_values(upstream, protocol):
+    """Where it reads JSON of any shape, and in an error, whole and in a stream."""
+    deep = [b"[" * depth + b"]" * depth for depth in (700, 900, 1000, 3000, 200_000)]
+    deep += [b'{"a":' * depth + b"1" + b"}" * depth for depth in (900, 200_000)]
+    flood = b"[" + b"{}," * 2_000_000 + b"{}]"
+    for value in (*deep, flood):
+        place = _PLACES[protocol] % value
+        bodies = (place, b'{"error":%s}' % value, b'{"type":"error","error":{"message":%s}}' % value)
+
+        async def answer(exchange: Exchange) -> None:
+            body = bodies[int(exchange.head.split(b"/case/")[1][:1])]  # noqa: B023 - served within this turn
+            await exchange.answer(body, status=int(exchange.head.split(b"/status/")[1][:3]))
+
+        async def in_a_stream(exchange: Exchange) -> None:
+            body = bodies[int(exchange.head.split(b"/case/")[1][:1])]  # noqa: B023 - served within this turn
+            with contextlib.suppress(ConnectionError):
+                await exchange.begin()
+                await exchange.chunk(b"data: " + body + b"\n\n")
+                await exchange.end()
+
+        for handler in (answer, in_a_stream):
+            async with raw_provider(handler) as provider:
+                for case in range(len(bodies)):
+                    for status in (200, 400):
+                        for stream in (True, False):
+                            at = f"{provider.port}/case/{case}/status/{status}"
+                            code = await outcome(upstream, at, stream=stream, limit=32 * MIB, protocol=protocol)
+                            # Workers AI may answer with any JSON, within the limits.
+                            fine = {"ok"} if protocol == "workers_ai" and case == 0 else set()
+                            assert code in {"malformed", "no_terminal", "rejected", "response_too_large"} | fine
 
 
 async def test_heads_that_do_not_end_are_malformed(upstream):

@@ -24,6 +24,7 @@ from tests.fakes.raw_provider import Exchange, raw_provider
 
 _FOLDER = Path(__file__).parents[2] / "wire"
 CASES = [(protocol, path.stem) for protocol in sorted(PROTOCOLS) for path in sorted((_FOLDER / protocol).glob("*.sse"))]
+ENDPOINT = Endpoint(provider="p", protocol="chat_completions", base_url="")
 DONE = b"data: [DONE]\n\n"
 FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
 COMMENT = b": hello\n\n"
@@ -55,11 +56,11 @@ def test_frames_joined_are_the_bytes_and_each_ends_with_a_blank_line(lines, data
 
 
 def test_an_event_without_end_is_cut_off_in_linear_time():
-    frames = Frames()
+    relay = RelayedStream(PROTOCOLS["chat_completions"].new_parser(ENDPOINT, {}))
 
     def run() -> None:
         for _ in range(200):
-            list(frames.feed(b"data: " + b"x" * 65536))
+            relay.feed(b"data: " + b"x" * 65536)
 
     with pytest.raises(Broken) as caught:
         run()

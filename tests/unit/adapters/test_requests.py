@@ -542,11 +542,20 @@ def test_cache_boundaries_go_to_a_provider_that_takes_them():
     assert (back.messages, back.tools) == (request.messages, request.tools)
 
 
+SIGNATURE = {"extra_content": {"google": {"thought_signature": "dGM="}}}
+
+
 def test_marks_are_taken_off_a_native_request_for_a_provider_that_has_no_word_for_them():
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}]},
         {"role": "user", "content": "hi", "unknown": 1},
-        {"role": "assistant", "content": "4", "reasoning_content": "hm", "reasoning_details": []},
+        {
+            "role": "assistant",
+            "content": "4",
+            "reasoning_content": "hm",
+            "reasoning_details": [],
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}, **SIGNATURE}],
+        },
     ]
     tools = [{"type": "function", "function": {"name": "f"}, "cache_control": {"type": "ephemeral"}}]
     request = PROTOCOL.parse_request(json.dumps({"messages": messages, "tools": tools}).encode())
@@ -557,7 +566,29 @@ def test_marks_are_taken_off_a_native_request_for_a_provider_that_has_no_word_fo
     assert content["messages"] == [
         {"role": "system", "content": [{"type": "text", "text": "s"}]},
         {"role": "user", "content": "hi", "unknown": 1},
-        {"role": "assistant", "content": "4"},
+        {
+            "role": "assistant",
+            "content": "4",
+            "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}],
+        },
     ]
     assert content["tools"] == [{"type": "function", "function": {"name": "f"}}]
-    assert rendered.dropped == ("messages[0].content[0].cache", "messages[2].reasoning", "tools[0].cache")
+    assert rendered.dropped == (
+        "messages[0].content[0].cache",
+        "messages[2].reasoning",
+        "messages[2].tool_calls[0].signature",
+        "tools[0].cache",
+    )
+
+
+def test_what_a_message_or_a_tool_holds_that_nobody_reads_is_named_for_other_protocols():
+    messages = [
+        {"role": "assistant", "content": "4", "audio": {"id": "a"}, "annotations": [{"type": "url_citation"}]},
+        {"role": "assistant", "content": "4", "prefix": True, "images": [], "audio": None, "id": "m1"},
+    ]
+    tools = [{"type": "function", "function": {"name": "f"}, "defer_loading": True}]
+    request = PROTOCOL.parse_request(json.dumps({"messages": messages, "tools": tools}).encode())
+    assert request.native is not None
+    assert request.native.unmapped == ("messages[0].audio", "messages[1].prefix", "tools[0].defer_loading")
+    # To a provider of the same protocol they go as they are.
+    assert render(request)["messages"] == messages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -316,3 +317,29 @@ async def test_nobody_else_can_read_what_it_keeps(tmp_path):
         modes = [path.stat().st_mode & 0o077 for path in (place, *place.iterdir())]
         assert modes == [0, 0, 0]
     assert [path.name for path in place.iterdir()] == [PARKED]
+
+
+async def test_who_is_cancelled_while_it_looks_keeps_nothing_locked(tmp_path, monkeypatch):
+    async with dying(tmp_path) as journal:
+        await journal.append(b"left").written
+    looks, goes_on = threading.Event(), threading.Event()
+    adopt = Journal._adopt
+
+    def slowly(*arguments) -> Adopted | None:
+        looks.set()
+        goes_on.wait(5)
+        return adopt(*arguments)
+
+    monkeypatch.setattr(Journal, "_adopt", slowly)
+    looking = asyncio.create_task(Journal(tmp_path).adopt())
+    await until(looks.is_set)
+    looking.cancel()
+    await asyncio.wait((looking,))
+    assert looking.cancelled()
+    goes_on.set()
+    monkeypatch.undo()
+    found: list[bytes] = []
+    async with asyncio.timeout(5):
+        while not found:
+            found = await taken(tmp_path)
+    assert found == [b"left"]

@@ -55,6 +55,7 @@ def claimed(**changes: Any) -> Claimed:
     job = Claimed(
         job_id=new_id(),
         key_id=new_id(),
+        url="/v1/chat/completions",
         model="m",
         body="{}",
         options=Options(debit_id="d"),
@@ -73,6 +74,7 @@ def held(**changes: Any) -> Held:
     job = Held(
         job_id=uuid.uuid4(),
         key_id=uuid.uuid4(),
+        url="/v1/chat/completions",
         options=Options(debit_id="d"),
         claims=1,
         returned=0,

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.protocols.chat_completions import ChatCompletions
+from adapters.protocols import PROTOCOLS
 from admission.lease import Class, new_id
 from gateway.call import Options, Resend
 from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.jobs.formats import formats
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
 from gateway.jobs.submission import Judge, Line, LineSplitter, Submission
@@ -34,7 +35,7 @@ def judge() -> Judge:
     return Judge(
         caller_fields=BY_NAME,
         parse_options=options_from_json,
-        parse_chat=ChatCompletions().parse_request,
+        formats=formats(PROTOCOLS),
         resolve=resolve,
         unambiguous=unique_members,
         settings=JobsSettings(max_line_bytes=4096),
@@ -115,7 +116,8 @@ def test_caller_fields_survive_the_store() -> None:
         (b'{"url": "a", "url": "b"}', "invalid_json", "url"),
         (line(api_base="http://evil"), "unsupported_field", "api_base"),
         (line(method="GET"), "invalid_request", "method"),
-        (line(url="/v1/embeddings"), "invalid_request", "url"),
+        (line(url="/v1/images/generations"), "invalid_request", "url"),
+        (line(url="/v1/messages", body={"model": "ok", "messages": 5}), "invalid_request", "body.messages"),
         (line(url=None), "invalid_request", "url"),
         (line(custom_id=7), "invalid_request", "custom_id"),
         (line(custom_id=""), "invalid_request", "custom_id"),

@@ -1,0 +1,101 @@
+"""
+Embeddings of Workers AI, both ways.
+
+Source: https://developers.cloudflare.com/workers-ai/models/bge-base-en-v1.5/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from adapters.body import ABSENT, read_fields, typed
+from adapters.chat import NativeRequest
+from adapters.classify import request_id
+from adapters.contract import EmbeddingCall, EmbeddingRequest, EmbeddingResponse, HttpRequest
+from adapters.errors import Broken, RequestNotExpressible
+from adapters.protocols.workers_ai import failures, schema
+from adapters.protocols.workers_ai.answers import NAME, read_usage
+from adapters.protocols.workers_ai.rendering import render_usage
+from adapters.protocols.workers_ai.requests import path_of
+from metering.usage import NOTHING
+
+_encode = msgspec.json.Encoder().encode
+_envelope = msgspec.json.Decoder(schema.EmbeddingsEnvelope)
+
+
+def parse_request(body: bytes) -> EmbeddingRequest:
+    """Raises `MalformedRequest` with the field's path."""
+    fields = read_fields(body)
+    wire = typed(body, schema.EmbeddingsIn, "")
+    return EmbeddingRequest(
+        inputs=(wire.text,) if isinstance(wire.text, str) else wire.text,
+        native=NativeRequest(
+            protocol=NAME, fields=fields, unmapped=tuple(name for name in fields if name not in {"text", "model"})
+        ),
+    )
+
+
+def render_response(response: EmbeddingResponse) -> bytes:
+    if response.native is not None and response.native_protocol == NAME:
+        return bytes(response.native)
+    result: dict[str, Any] = {
+        "shape": [len(response.vectors), len(response.vectors[0]) if response.vectors else 0],
+        "data": response.vectors,
+    }
+    if response.usage != NOTHING:
+        result["usage"] = render_usage(response.usage)
+    return _encode({"result": result, "success": True, "errors": [], "messages": []})
+
+
+def render_request(call: EmbeddingCall) -> HttpRequest:
+    """Raises `RequestNotExpressible` before anything is sent."""
+    endpoint, request, native = call.endpoint, call.request, call.request.native
+    dropped: list[str] = []
+    fields: dict[str, Any]
+    if native is not None and native.protocol == NAME:
+        fields = {name: raw for name, raw in native.fields.items() if name != "model"}
+    else:
+        refused = [name for name in ("dimensions", "purpose", "end_user") if getattr(request, name) is not None]
+        for name in (*(native.unmapped if native is not None else ()), *refused):
+            if name not in endpoint.omit:
+                raise RequestNotExpressible(name, f"{NAME} has no such field")
+            dropped.append(name)
+        for i, text in enumerate(request.inputs):
+            if not isinstance(text, str):
+                raise RequestNotExpressible(f"inputs[{i}]", f"{NAME} takes only text, no numbers of tokens")
+        fields = {"text": list(request.inputs)}
+    for name in sorted(endpoint.omit & fields.keys()):
+        del fields[name]
+        dropped.append(name)
+    fields.update(endpoint.force)
+    return HttpRequest(
+        path=path_of(call.model),
+        headers={"content-type": "application/json", "accept": "application/json"},
+        body=_encode(fields),
+        dropped=tuple(dropped),
+    )
+
+
+def parse_response(headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:
+    """Raises `Rejected` for an error, and `Broken` for what are no vectors."""
+    body = body.strip()
+    try:
+        wire = _envelope.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Broken("what came are no embeddings", code="malformed") from error
+    if wire.success is False or (wire.errors is not ABSENT and bytes(wire.errors) not in {b"[]", b"null"}):
+        raise failures.from_body(body, headers=headers)
+    data = wire.result.data if wire.result is not None else wire.data
+    if not data or not all(data):
+        raise Broken("the answer has no vectors", code="malformed")
+    usage = wire.result.usage if wire.result is not None else None
+    return EmbeddingResponse(
+        vectors=data,
+        usage=read_usage(usage) if usage is not None else NOTHING,
+        provider_request_id=request_id(headers),
+        native=msgspec.Raw(body),
+        native_protocol=NAME,
+    )

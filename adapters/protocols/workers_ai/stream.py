@@ -1,0 +1,222 @@
+"""
+A stream of Workers AI to events, with proof of its end.
+
+The native shape has no finish reason: `[DONE]` alone is the proof, and an object with `errors` is the failure, under
+whatever status. Models that answer in the shape of chat completions stream so here, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.body import ABSENT
+from adapters.chat import ChoiceEnd, Event, Finished, TextDelta, UsageReport, as_events
+from adapters.classify import request_id
+from adapters.contract import Batch
+from adapters.errors import Broken, ProviderError
+from adapters.protocols.workers_ai import answers, failures, schema
+from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
+from metering.usage import NOTHING
+
+_SENTINEL = b"[DONE]"
+_TEXT_BEGINS = b'{"response":"'
+_text_chunk = msgspec.json.Decoder(schema.TextChunk).decode
+_NAMES = frozenset({"", "message", "error"})
+
+
+class WorkersStream:
+    """
+    One stream; a `StreamParser`.
+
+    Some models do not heed `stream`, and none does in JSON mode: an answer that came as one JSON body is read as if it
+    had been streamed.
+    """
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self._headers = headers
+        self._body = EventsOrJson()
+        self._readers: dict[int, answers.Reader] = {}
+        self._usage = NOTHING
+        self._id: str | None = None
+        self._model: str | None = None
+        self._failure: ProviderError | None = None
+        self._finished = False
+        self._payloads = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._finished
+
+    @property
+    def payloads(self) -> int:
+        return self._payloads
+
+    def feed(self, data: bytes) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        if not data:
+            return ()
+        events: list[Event] = []
+        try:
+            self._take(self._body.feed(data), events)
+        except EventTooLarge as error:
+            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
+        return self._given(events)
+
+    def close(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        events: list[Event] = []
+        try:
+            if (whole := self._body.json) is not None:
+                if not self._finished:
+                    self._take_whole(whole, events)
+            else:
+                self._take(self._body.close(), events)
+                if isinstance(self._failure, Broken):
+                    # The event that was left open was cut short, and no more can be said of it.
+                    self._failure = None
+        except EventTooLarge as error:
+            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
+        if not self._finished and self._failure is None:
+            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
+        return self._given(events)
+
+    def _given(self, events: list[Event]) -> Batch:
+        if self._failure is not None and not events:
+            raise self._failure
+        if self._finished and len(events) > 1:
+            # Usage that came behind the sentinel, in the same bytes: Finished stays the last event.
+            events.sort(key=lambda event: isinstance(event, Finished))
+        return events
+
+    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
+        if self._failure is None:
+            failure.__cause__ = cause
+            self._failure = failure
+
+    # -------------------------------------------------------------- events
+
+    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+        readers = self._readers
+        for event, data in received:
+            if data[:13] == _TEXT_BEGINS and 0 in readers and not event and not self._finished:
+                try:
+                    text = _text_chunk(data).response
+                except msgspec.DecodeError:
+                    self._take_payload(event, data, events)
+                else:
+                    self._payloads += 1
+                    if text:
+                        readers[0].said = True
+                        events.append(TextDelta(text))
+                    continue
+            elif data[:1] == b"{":
+                self._take_payload(event, data, events)
+            elif data.strip() == _SENTINEL:
+                self._payloads += 1
+                if not self._finished:
+                    self._end(events)
+            elif data and event in _NAMES and not self._finished:
+                self._payloads += 1
+                self._fail(Broken("what came is no event of this protocol", code="malformed"))
+            if self._failure is not None:
+                return
+
+    def _take_payload(self, event: str, data: bytes, events: list[Event]) -> None:
+        self._payloads += 1
+        try:
+            chunk = answers.decode_answer(data)
+        except Broken as error:
+            if not self._finished:
+                self._fail(error)
+            return
+        if chunk.usage is not None:
+            usage = self._usage.merge(answers.read_usage(chunk.usage))
+            if usage != self._usage:
+                self._usage = usage
+                events.append(UsageReport(usage=usage))
+        if self._finished:
+            return
+        if event == "error" or answers.is_failed(chunk):
+            self._fail(failures.from_body(data, headers=self._headers))
+            return
+        if chunk.id:
+            self._id = chunk.id
+        if chunk.model:
+            self._model = chunk.model
+        self._take_chunk(chunk, data, events)
+
+    def _take_chunk(self, chunk: schema.AnswerOut, data: bytes, events: list[Event]) -> None:
+        if chunk.choices is not None:
+            for choice in chunk.choices:
+                reader = self._reader(choice.index)
+                content = choice.delta
+                if content is None and choice.message is not None and not reader.said:
+                    content = choice.message
+                if content is not None:
+                    reader.take(content, data, self._id, events)
+                self._end_choice(reader, choice.finish_reason)
+            return
+        if chunk.response is ABSENT and chunk.tool_calls is None and chunk.reasoning_content is None:
+            self._end_choice(self._reader(0) if chunk.finish_reason else None, chunk.finish_reason)
+            return
+        reader = self._reader(0)
+        reader.think(chunk.reasoning_content, events)
+        if chunk.response is not ABSENT:
+            reader.text(answers.response_text(chunk.response), events)
+        if chunk.tool_calls:
+            reader.call(chunk.tool_calls, data, self._id, events)
+        self._end_choice(reader, chunk.finish_reason)
+
+    def _reader(self, index: int) -> answers.Reader:
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = answers.Reader(index)
+        return reader
+
+    def _end_choice(self, reader: answers.Reader | None, reason: str | None) -> None:
+        if reader is None or reason is None:
+            return
+        if answers.is_failed_finish(reason):
+            self._fail(failures.from_finish_reason(reason, headers=self._headers))
+        reader.finish = reason
+
+    # ----------------------------------------------------------------- end
+
+    def _end(self, events: list[Event]) -> None:
+        if not self._readers:
+            self._fail(Broken("the stream ended without an answer in it", code="no_terminal"))
+            return
+        for reader in self._readers.values():
+            reader.end(b"", self._id, events)
+        self._finished = True
+        events.append(
+            Finished(
+                ends=tuple(
+                    ChoiceEnd(
+                        choice=index,
+                        stop_reason=answers.stop_reason(
+                            reader.finish or "", refused=reader.refused, called=reader.called
+                        ),
+                        native_stop_reason=reader.finish or "",
+                    )
+                    for index, reader in sorted(self._readers.items())
+                ),
+                response_id=self._id,
+                served_model=self._model,
+                provider_request_id=request_id(self._headers),
+            )
+        )
+
+    def _take_whole(self, body: bytes, events: list[Event]) -> None:
+        self._payloads += 1
+        try:
+            response = answers.parse_answer(self._headers, body)
+        except ProviderError as error:
+            self._fail(error)
+            return
+        events.extend(as_events(response))
+        self._finished = True

@@ -1,0 +1,185 @@
+"""
+The APIs of others whose clients may come here by changing nothing but their base URL.
+
+A vendor's client decides by status, headers and the shape of a body which exception it raises and whether it asks
+again by itself. So what an error is in each of these APIs stands here, once, and whoever refuses (an endpoint, the
+limits of a body, authentication, the server itself) tells it through here.
+"""
+
+from __future__ import annotations
+
+import math
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol
+
+import msgspec
+
+from adapters.chat import ChatRequest
+from adapters.contract import ToldError, WireProtocol
+from adapters.protocols import PROTOCOLS, anthropic_messages, chat_completions, responses
+from gateway.errors import AttemptedError, Code, GatewayError
+from gateway.outcome import AttemptReport, Outcome
+
+#: Seconds. The clients sleep as long as they are told, in the caller's own thread: who must wait longer should know.
+LONGEST_OWN_RETRY_S: Final = 60.0
+
+#: What may be over when the client asks again. Whatever else has a status that clients repeat would fail the same way,
+#: or would be paid twice.
+_PASSING: Final = frozenset(
+    {
+        Code.REQUEST_TIMEOUT,
+        Code.QUEUE_FULL,
+        Code.QUEUE_TIMEOUT,
+        Code.COOLDOWN,
+        Code.CONTROL_STORE_UNAVAILABLE,
+        Code.CONTENT_STORE_UNAVAILABLE,
+        Code.PROVIDER_UNAVAILABLE,
+        Code.SHUTTING_DOWN,
+        Code.ALL_ROUTES_FAILED,
+    }
+)
+#: Statuses by which a provider's refusal is told as its own.
+_OF_THE_PROVIDER: Final = frozenset({400, 404, 409, 413, 422})
+
+
+class Envelope(Protocol):
+    """What a request says of how it wants to be served, in any of these APIs."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def include_usage(self) -> bool: ...
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True):
+    """One API: a wire protocol, and what is around it on HTTP."""
+
+    protocol: WireProtocol
+    envelope: Callable[[ChatRequest], Envelope]
+    #: What the id of an answer begins with.
+    id_prefix: str
+    #: The header in which its clients look for the id of a request.
+    request_id: str
+    #: A request header that its own clients alone send; empty where there is none.
+    mark: str = ""
+    #: What must be the last event of a stream, where that is always the same. Some providers leave it out.
+    sentinel: bytes = b""
+    #: Usage comes in an event of its own, and only where it was asked for: its clients trip over one that they did not
+    #: ask for, since it has no choices.
+    usage_apart: bool = False
+
+
+CHAT_COMPLETIONS: Final = Api(
+    protocol=PROTOCOLS["chat_completions"],
+    envelope=chat_completions.envelope,
+    id_prefix="chatcmpl-",
+    request_id="x-request-id",
+    sentinel=b"data: [DONE]\n\n",
+    usage_apart=True,
+)
+RESPONSES: Final = Api(
+    protocol=PROTOCOLS["responses"],
+    envelope=responses.envelope,
+    id_prefix="resp_",
+    request_id="x-request-id",
+)
+MESSAGES: Final = Api(
+    protocol=PROTOCOLS["anthropic_messages"],
+    envelope=anthropic_messages.envelope,
+    id_prefix="msg_",
+    request_id="request-id",
+    mark="anthropic-version",
+)
+
+
+def spoken(apis: tuple[Api, ...], headers: Mapping[str, str]) -> Api | None:
+    """Which of an endpoint's APIs a request is of: the one whose mark it has, else the last."""
+    return next((api for api in apis if api.mark in headers), apis[-1]) if apis else None
+
+
+# ------------------------------------------------------------------ errors
+
+
+def told(error: GatewayError, request_id: str) -> ToldError:
+    """An error as a protocol is to tell it."""
+    return ToldError(
+        status=status_of(error),
+        code=error.code.value,
+        message=error.message,
+        param=error.param,
+        request_id=request_id,
+    )
+
+
+def status_of(error: GatewayError) -> int:
+    """
+    The HTTP status for a client of these APIs: the code's own, but where every provider said the same, it is theirs. A
+    rate limit that all of them have is one to the caller, too.
+    """
+    attempts = outcome.attempts if (outcome := outcome_of(error)) is not None else ()
+    if error.code is Code.UPSTREAM_REJECTED and attempts and attempts[-1].http_status in _OF_THE_PROVIDER:
+        return attempts[-1].http_status or error.status.http
+    if error.code is Code.ALL_ROUTES_FAILED and attempts and all(_limited(attempt) for attempt in attempts):
+        return 429
+    return error.status.http
+
+
+def _limited(attempt: AttemptReport) -> bool:
+    return attempt.http_status == 429 and attempt.error_class == "transient"
+
+
+def outcome_of(error: GatewayError) -> Outcome | None:
+    return error.outcome if isinstance(error, AttemptedError) else None
+
+
+def asks_again(error: GatewayError) -> bool:
+    """Whether a client should repeat the request by itself. Never where an attempt may have cost something."""
+    if error.code not in _PASSING or (error.retry_after_s or 0.0) > LONGEST_OWN_RETRY_S:
+        return False
+    outcome = outcome_of(error)
+    return outcome is None or outcome.cost.state != "unknown"
+
+
+def error_headers(error: GatewayError) -> dict[str, str]:
+    """
+    `Retry-After` in whole seconds, rounded up, where waiting helps; the challenge with a 401; `x-should-retry: false`
+    for clients that would repeat by themselves and must not; and who was asked.
+    """
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(0, math.ceil(error.retry_after_s)))
+    if error.code is Code.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if not asks_again(error):
+        headers["x-should-retry"] = "false"
+    if (outcome := outcome_of(error)) is not None:
+        headers.update(attribution(outcome))
+    return headers
+
+
+# ------------------------------------------------------------------ who served it
+
+
+def attribution(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """The headers that say who served a request, what it cost, and what is not quite as it was asked."""
+    yield from outcome.attribution()
+    if outcome.warnings:
+        yield "x-tollbridge-warnings", header_text("; ".join(outcome.warnings))
+    if outcome.left_out:
+        reasons = (f"{out.provider}/{out.model}: {out.reason}" for out in outcome.left_out)
+        yield "x-tollbridge-left-out", header_text("; ".join(reasons))
+
+
+#: Bytes of one header: some clients and proxies take no more than 8 KiB of them all.
+_MOST_TEXT: Final = 2048
+_PRINTABLE: Final = "".join(chr(number) for number in range(0x20, 0x7F) if chr(number) != "%")
+
+
+def header_text(text: str) -> str:
+    """Text as a header can have it: what is not printable ASCII is percent-encoded; cut where it is long."""
+    return urllib.parse.quote(text, safe=_PRINTABLE)[:_MOST_TEXT]

@@ -1,0 +1,241 @@
+"""
+The endpoints for clients of OpenAI and Anthropic: one handler, and the API it speaks is a parameter.
+
+It is the same line as for every other transport. What is special here is only whose words are used: where the caller
+and the provider speak the same protocol, the bodies of both pass as they are, unknown fields included, and a stream is
+handed on in the provider's own bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from typing import Final, TypeVar
+
+import msgspec
+from aiohttp import web
+from typing_extensions import override
+
+from adapters.chat import Finished, UsageReport
+from adapters.contract import AnswerHead, StreamRenderer, relayed
+from adapters.errors import MalformedRequest
+from admission.lease import Waiting
+from gateway.answer import Ended, Item, Line, Silent
+from gateway.call import Call, Scope
+from gateway.errors import Code, GatewayError, Internal, InvalidRequest
+from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
+from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
+from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
+from gateway.rest.fields import HEADER_PREFIX, options_from_headers
+from gateway.rest.streams import EventStream, StreamSettings
+
+_T = TypeVar("_T")
+
+PATHS: Final = {
+    "/v1/chat/completions": CHAT_COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/messages": MESSAGES,
+}
+
+BETAS: Final = "anthropic-beta"
+_BETA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_MOST_BETAS: Final = 32
+
+
+def routes(*, line: Line, settings: StreamSettings) -> list[Endpoint]:
+    """The endpoints of this module."""
+    chat = Chat(line, settings)
+    return [
+        Endpoint(method="POST", path=path, access=Scope.CHAT, handler=partial(chat.answer, api), apis=(api,))
+        for path, api in PATHS.items()
+    ]
+
+
+class Chat:
+    """The handler."""
+
+    def __init__(self, line: Line, settings: StreamSettings) -> None:
+        self._line = line
+        self._settings = settings
+
+    async def answer(self, api: Api, exchange: Exchange) -> web.StreamResponse:
+        # Anthropic's client says so of what it calls beta; the header says which.
+        exchange.query(("beta",))
+        options = options_from_headers(exchange.request.headers)
+        chat = await exchange.parsed(partial(parsed, api.protocol.parse_request))
+        asked = api.envelope(chat)
+        call = Call(
+            request_id=exchange.request_id,
+            caller=exchange.caller,
+            model=named_model(asked.model, role=options.role),
+            chat=chat,
+            options=options,
+            transport="rest",
+            relay=asked.stream,
+            betas=_betas(exchange) if api is MESSAGES else (),
+        )
+        if asked.stream:
+            return await self._streamed(api, exchange, call, asked)
+        completion = await self._line.complete(call)
+        return web.Response(
+            body=api.protocol.render_response(completion.response),
+            headers={**answer_headers(exchange.request_id, api), **dict(attribution(completion.outcome))},
+        )
+
+    async def _streamed(self, api: Api, exchange: Exchange, call: Call, asked: Envelope) -> web.StreamResponse:
+        progress = _Progress()
+        stream = EventStream(exchange, api, self._settings, progress.waits_for)
+        voice = _Voice(api, call, progress, include_usage=asked.include_usage)
+        try:
+            async with self._line.stream(call, progress) as items:
+                await stream.begin(progress.headers())
+                async for item in items:
+                    if data := voice.ended(item) if isinstance(item, Ended) else voice.said(item):
+                        await stream.write(data)
+                    if isinstance(item, Ended):
+                        return stream.response
+            raise Internal("the answer stopped without saying how it ended")
+        except GatewayError as error:
+            if not stream.committed:
+                raise
+            await stream.begin(())
+            await stream.write(voice.failed(error))
+            stream.break_off()
+            return stream.response
+        finally:
+            await stream.close()
+
+
+class _Progress(Silent):
+    """What is known of a request before its first content."""
+
+    def __init__(self) -> None:
+        self.route: RouteReport | None = None
+        self._failed: list[AttemptReport] = []
+        self._place: int | None = None
+
+    @override
+    def queued(self, waiting: Waiting) -> None:
+        self._place = waiting.position
+
+    @override
+    def started(self, route: RouteReport, attempt: int) -> None:
+        self.route = route
+        self._place = None
+
+    @override
+    def failed(self, report: AttemptReport) -> None:
+        self._failed.append(report)
+
+    def waits_for(self) -> str:
+        return "waiting" if self._place is None else f"queued, position {self._place}"
+
+    def headers(self) -> Iterator[tuple[str, str]]:
+        if self.route is not None:
+            yield from serving(self.route, len(self._failed) + 1, self._failed[-1] if self._failed else None)
+
+
+class _Voice:
+    """One stream in the caller's words: the provider's own bytes where it speaks them, else made from the deltas."""
+
+    def __init__(self, api: Api, call: Call, progress: _Progress, *, include_usage: bool) -> None:
+        self._api = api
+        self._asked = call.model
+        self._request_id = call.request_id
+        self._progress = progress
+        self._include_usage = include_usage
+        self._relays = False
+        self._hides_usage = api.usage_apart and not include_usage
+
+    def said(self, item: Item) -> bytes:
+        assert not isinstance(item, Ended)
+        deltas, raw = relayed(item)
+        if raw is None:
+            return self._renderer.feed(deltas)
+        self._relays = True
+        return without_usage(raw) if self._hides_usage else raw
+
+    def ended(self, ended: Ended) -> bytes:
+        """What became known too late for the headers comes in a comment, before the terminal."""
+        comment = b": tollbridge " + msgspec.json.encode(_late(ended.outcome)) + b"\n\n"
+        if not self._relays:
+            outcome = ended.outcome
+            cost = None if outcome.cost.usd is None else format(outcome.cost.usd, "f")
+            usage = UsageReport(usage=outcome.usage, reported_cost_usd=cost)
+            return comment + self._renderer.feed((usage, Finished(ends=ended.ends)))
+        last = ended.native or b""
+        if self._hides_usage:
+            last = without_usage(last)
+        sentinel = self._api.sentinel
+        return comment + (last if sentinel.strip() in last else last + sentinel)
+
+    def failed(self, error: GatewayError) -> bytes:
+        said = self._renderer.fail(told(error, self._request_id))
+        # A stream that the provider began has its beginning already.
+        return said[max(said.find(b"event: error\n"), 0) :] if self._relays else said
+
+    @cached_property
+    def _renderer(self) -> StreamRenderer:
+        route = self._progress.route
+        return self._api.protocol.new_renderer(
+            AnswerHead(
+                id=self._api.id_prefix + self._request_id,
+                model=self._asked if route is None else route.model,
+                created=int(time.time()),
+                include_usage=self._include_usage,
+            )
+        )
+
+
+_NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+_SOME_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_EVENT = re.compile(rb".*?(?:\r?\n){2}|.+", re.DOTALL)
+
+
+def without_usage(raw: bytes) -> bytes:
+    """Whole events of Chat Completions without the one that has the usage and no choices."""
+    if not _NO_CHOICES.search(raw):
+        return raw
+    return b"".join(
+        event for event in _EVENT.findall(raw) if not (_NO_CHOICES.search(event) and _SOME_USAGE.search(event))
+    )
+
+
+def _late(outcome: Outcome) -> dict[str, object]:
+    """The headers of a plain answer, as far as they were not known at the start of a stream."""
+    return {
+        "request_id": outcome.request_id,
+        **{name.removeprefix(HEADER_PREFIX).replace("-", "_"): value for name, value in attribution(outcome)},
+        "cost_state": outcome.cost.state,
+        "settlement": outcome.settlement,
+    }
+
+
+def parsed(parse: Callable[[bytes], _T], body: bytes) -> _T:
+    """A body read by its protocol. Raises InvalidRequest with the path of the field."""
+    try:
+        return parse(body)
+    except MalformedRequest as error:
+        code = Code.INVALID_REQUEST if error.path else Code.INVALID_JSON
+        raise InvalidRequest(error.reason, code=code, param=error.path or None) from error
+
+
+def named_model(model: str | None, *, role: str | None) -> str:
+    """The model a request names; empty where it asks for a role instead. Raises InvalidRequest."""
+    if not model and role is None:
+        raise InvalidRequest("is required", param="model")
+    return model or ""
+
+
+def _betas(exchange: Exchange) -> tuple[str, ...]:
+    """
+    The betas that the caller asks for. Of all that it may send, this header alone reaches a provider, so each of them
+    is a plain word. Raises InvalidRequest.
+    """
+    given = exchange.request.headers.getall(BETAS, ())
+    betas = [beta.strip(" \t") for value in given for beta in value.split(",")] if given else []
+    if len(betas) > _MOST_BETAS or not all(_BETA.fullmatch(beta) for beta in betas):
+        raise InvalidRequest(f"must be up to {_MOST_BETAS} names of letters, digits, `.`, `_` and `-`", param=BETAS)
+    return tuple(dict.fromkeys(betas))

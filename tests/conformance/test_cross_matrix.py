@@ -1,0 +1,143 @@
+"""
+The same conversation from every caller's protocol to every provider's: what comes back is the same.
+
+The simulated provider answers by what it was asked, whatever the protocol: one word lost or added on the way, and the
+answer is another. Each answer is then told in the caller's own protocol and read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters.chat import ChatRequest, ChatResponse
+from adapters.client import Upstream
+from adapters.contract import AnswerHead, Endpoint, UpstreamCall
+from adapters.protocols import PROTOCOLS
+from tests.fakes import simulated as fakes
+from tests.fakes.answers import gathered, gathered_response, parsed
+from tests.fakes.conversations import BODIES
+from tests.fakes.simulated import SimulatedProvider
+
+simulator = fakes.simulator
+
+#: Where each protocol is spoken at the simulated provider.
+BASES = {
+    "chat_completions": "/v1",
+    "responses": "/v1",
+    "anthropic_messages": "/v1",
+    "gemini": "/v1beta",
+    "workers_ai": "/client/v4/accounts/abc/ai",
+}
+#: What a provider's protocol has no words for.
+NO_WORDS = {("image", "workers_ai"), ("reasoning", "workers_ai")}
+#: Asked for reasoning, this model thinks whether asked or not.
+MODELS = {"reasoning": "sim-reasoning"}
+
+
+def _pairs() -> Iterator[Any]:
+    for kind, bodies in BODIES.items():
+        for caller in bodies:
+            for provider in PROTOCOLS:
+                if caller in PROTOCOLS and (kind, provider) not in NO_WORDS:
+                    yield pytest.param(kind, caller, provider, id=f"{kind}-{caller}-to-{provider}")
+
+
+class Ask(msgspec.Struct):
+    upstream: Upstream
+    simulator: SimulatedProvider
+
+    def call(self, kind: str, provider: str, request: ChatRequest) -> UpstreamCall:
+        endpoint = Endpoint(
+            provider="simulated",
+            protocol=provider,
+            base_url=self.simulator.url.removesuffix("/v1") + BASES[provider],
+            reasoning="budget" if provider in {"anthropic_messages", "gemini"} else None,
+        )
+        return UpstreamCall(
+            endpoint=endpoint,
+            model=MODELS.get(kind, "sim-fast"),
+            request=request,
+            deadline=asyncio.get_running_loop().time() + 20,
+        )
+
+    async def whole(self, call: UpstreamCall) -> ChatResponse:
+        return await self.upstream.complete(call)
+
+    async def streamed(self, call: UpstreamCall) -> list[Any]:
+        async with self.upstream.stream(call) as batches:
+            return [event async for batch in batches for event in batch]
+
+
+@pytest.fixture
+async def ask(simulator: SimulatedProvider) -> AsyncIterator[Ask]:
+    async with Upstream(PROTOCOLS) as upstream:
+        yield Ask(upstream, simulator)
+
+
+def _meaning(told: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same whoever told it: not ids, not a provider's own words."""
+    choice = told["choices"]["0"]
+    return {
+        "text": choice["text"],
+        "refusal": choice["refusal"],
+        "reasoning": choice["reasoning"],
+        "calls": [(call["name"], call["arguments"]) for call in choice["tool_calls"]],
+        "end": choice["end"][0],
+        "input": told["usage"]["input_total"],
+        "output": told["usage"]["output_total"],
+    }
+
+
+def _request(kind: str, caller: str) -> ChatRequest:
+    return PROTOCOLS[caller].parse_request(msgspec.json.encode(BODIES[kind][caller]))
+
+
+async def _expected(ask: Ask, kind: str) -> dict[str, Any]:
+    request = _request(kind, "chat_completions")
+    return _meaning(gathered_response(await ask.whole(ask.call(kind, "chat_completions", request))))
+
+
+@pytest.mark.parametrize(("kind", "caller", "provider"), list(_pairs()))
+async def test_whoever_asks_and_whoever_answers_the_answer_is_the_same(
+    ask: Ask, kind: str, caller: str, provider: str
+) -> None:
+    expected = await _expected(ask, kind)
+    call = ask.call(kind, provider, _request(kind, caller))
+    whole = await ask.whole(call)
+    events = await ask.streamed(call) if (kind, provider) != ("json_schema", "workers_ai") else None
+    assert _meaning(gathered_response(whole)) == expected
+    if events is not None:
+        assert _meaning(gathered(events)) == expected
+    protocol = PROTOCOLS[caller]
+    rendered = protocol.render_response(msgspec.structs.replace(whole, native=None))
+    assert _meaning(gathered_response(protocol.parse_response(200, {}, rendered))) == expected
+    if events is None:
+        return
+    renderer = protocol.new_renderer(AnswerHead(id="x1", model="m", created=1767225600))
+    stream = [renderer.feed([event]) for event in events]
+    again, error = parsed(protocol.new_parser(call.endpoint, {}), stream)
+    assert error is None
+    assert _meaning(gathered(again)) == expected
+
+
+async def test_the_matrix_leaves_no_protocol_out() -> None:
+    told = {(caller, provider) for param in _pairs() for _, caller, provider in [param.values]}
+    assert told == {(caller, provider) for caller in PROTOCOLS for provider in PROTOCOLS}
+
+
+@pytest.mark.parametrize("caller", [name for name in PROTOCOLS if name in BODIES["text"]])
+@pytest.mark.parametrize("cut", [1, 5])
+async def test_a_stream_told_before_its_end_is_not_proven(ask: Ask, caller: str, cut: int) -> None:
+    events = await ask.streamed(ask.call("text", "chat_completions", _request("text", "chat_completions")))
+    protocol = PROTOCOLS[caller]
+    renderer = protocol.new_renderer(AnswerHead(id="x1", model="m", created=1767225600))
+    stream = [renderer.feed([event]) for event in events[:-cut]]
+    endpoint = Endpoint(provider="x", protocol=caller, base_url="http://127.0.0.1")
+    _, error = parsed(protocol.new_parser(endpoint, {}), stream)
+    assert error is not None
+    assert error.code == "no_terminal"
