@@ -149,7 +149,11 @@ def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
 
 
 def _later(shipped: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: table for name, table in shipped.items() if name not in given}, **given}
+    filled = {
+        name: {**shipped[name], **table} if name in shipped and isinstance(table, dict) else table
+        for name, table in given.items()
+    }
+    return {**{name: table for name, table in shipped.items() if name not in given}, **filled}
 
 
 def _parse(label: str, raw: dict[str, Any]) -> tuple[File, list[Fault]]:
