@@ -36,6 +36,7 @@ from gateway.pipeline import Pipeline
 from gateway.reading import Reading
 from gateway.recovery import Recovery
 from gateway.rest import app as rest
+from gateway.rest import chat as rest_chat
 from gateway.rest import jobs as rest_jobs
 from gateway.rest import operators
 from gateway.rest.body import unique_members
@@ -274,6 +275,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     host=settings.rest.host, port=settings.rest.port, reuse_port=True, drain_s=settings.drain_s
                 ),
                 [
+                    *rest_chat.routes(line=pipeline, settings=settings.streams),
                     *operators.routes(readiness=reading, catalogue=reading, usage=reading, groups=reading),
                     *rest_jobs.routes(
                         store=job_store,
@@ -289,7 +291,12 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         )
         rpc_server = await stack.enter_async_context(
             rpc.open_server(
-                rpc.RpcSettings(host=settings.grpc.host, port=settings.grpc.port, drain_s=settings.drain_s),
+                rpc.RpcSettings(
+                    host=settings.grpc.host,
+                    port=settings.grpc.port,
+                    idle_consumer_s=settings.streams.idle_reader_s,
+                    drain_s=settings.drain_s,
+                ),
                 line=pipeline,
                 authenticator=keys,
             )

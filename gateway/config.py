@@ -26,6 +26,7 @@ from gateway.jobs.settings import JobsSettings
 from gateway.keys import environment_key_fault
 from gateway.policy import ANYTHING, Policy
 from gateway.provider import Adjustment, Provider
+from gateway.rest.streams import StreamSettings
 from gateway.router import Model, Role, RoutingSettings, Target, target_provider
 from gateway.tables import File, GroupTable, RoutingTable, TargetTable
 from metering.prices import Price, configured_price, usd
@@ -69,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     #: A key with every scope, given by the operator.
     api_key: str | None
     drain_s: float
+    streams: StreamSettings
     providers: Mapping[str, Provider]
     models: Mapping[str, Model]
     roles: Mapping[str, Role]
@@ -147,7 +149,11 @@ def _fill_in(raw: dict[str, Any], shipped: Mapping[str, Any]) -> None:
 
 
 def _later(shipped: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {**{name: table for name, table in shipped.items() if name not in given}, **given}
+    filled = {
+        name: {**shipped[name], **table} if name in shipped and isinstance(table, dict) else table
+        for name, table in given.items()
+    }
+    return {**{name: table for name, table in shipped.items() if name not in given}, **filled}
 
 
 def _parse(label: str, raw: dict[str, Any]) -> tuple[File, list[Fault]]:
@@ -232,6 +238,11 @@ class _Resolved:
             grpc=grpc,
             api_key=environ.get("TOLLBRIDGE_API_KEY") or None,
             drain_s=parsed.gateway.drain_s,
+            streams=StreamSettings(
+                commit_after_s=parsed.gateway.stream_commit_after_s,
+                keepalive_s=parsed.gateway.stream_keepalive_s,
+                idle_reader_s=parsed.gateway.idle_reader_s,
+            ),
             providers=providers,
             models=models,
             roles=roles,

@@ -196,6 +196,12 @@ class GatewayTable(Strict):
     grpc_listen: str | None = None
     #: Seconds that running requests get to end when the gateway stops.
     drain_s: _Positive = 30.0
+    #: Seconds for which a stream without content keeps its status open.
+    stream_commit_after_s: _NotNegative = 10.0
+    #: Seconds between two comments after that.
+    stream_keepalive_s: _Positive = 15.0
+    #: Seconds that one piece of a stream may wait for its caller to read.
+    idle_reader_s: _Positive = 60.0
 
 
 class AdmissionTable(Strict):

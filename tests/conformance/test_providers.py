@@ -196,12 +196,13 @@ CASES: dict[str, Case] = {
     "workers_ai": Case(
         model="@cf/meta/llama-3.3-70b-instruct-fp8-fast",
         host="api.cloudflare.com",
-        path="/client/v4/accounts/acc/ai/v1/chat/completions",
-        # The usage so far is on every chunk.
+        protocol="workers_ai",
+        path="/client/v4/accounts/acc/ai/run/@cf/meta/llama-3.3-70b-instruct-fp8-fast",
+        # Padded, without a word for its end.
         answer=data(
-            HELLO[:-1] + ',"usage":{"prompt_tokens":7,"completion_tokens":1,"total_tokens":8}}',
-            STOP[:-1] + ',"usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}',
-            USAGE,
+            '{"response":"Hel","p":"abdehjlmopq"}',
+            '{"response":"lo","p":"abd"}',
+            '{"response":"","usage":{"prompt_tokens":7,"completion_tokens":2,"total_tokens":9}}',
         ),
     ),
     "opencode_zen": Case(

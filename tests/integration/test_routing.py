@@ -76,6 +76,25 @@ async def test_a_parameter_without_a_word_is_refused_by_its_path_or_dropped_and_
         await line.audit()
 
 
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "plain"])
+async def test_what_a_profile_omits_is_told_where_it_was_asked_for(
+    database_url: str, tmp_path: Path, streamed: bool
+) -> None:
+    models = '[models.m]\nproviders = [{ provider = "first", model = "sim-fast" }]\n'
+    async with two(database_url, tmp_path, models, first='omit = ["seed", "verbosity"]') as (line, first, _):
+        asked = asking("m", seed=7)
+        if streamed:
+            async with line.pipeline.stream(asked) as items:
+                _, end = await read(items)
+            assert end is not None
+            outcome = end.outcome
+        else:
+            outcome = (await line.pipeline.complete(asked)).outcome
+        assert outcome.warnings == ("seed: dropped, first was not sent it",)
+        [sent] = await first.dispatches()
+        assert "seed" not in sent["fields"]
+
+
 async def test_what_must_not_be_dropped_is_refused_all_the_same(database_url: str, tmp_path: Path) -> None:
     async with two(database_url, tmp_path, BY_MESSAGES) as (line, first, _):
         with pytest.raises(InvalidRequest) as refused:

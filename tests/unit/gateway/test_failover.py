@@ -11,14 +11,16 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from adapters.chat import ChatRequest, Message, Role, Text
+from adapters.contract import Endpoint
 from admission.lease import Refusal, RefusalReason, new_id
 from admission.settings import AdmissionSettings
 from gateway.call import Call, Caller, Options
 from gateway.errors import AdmissionRefused, Code, GatewayError
 from gateway.failover import Run
-from gateway.outcome import AttemptReport, Cost, RouteReport
+from gateway.outcome import AttemptReport, Cost, LeftOut, RouteReport
+from gateway.provider import Provider
 from gateway.rest.status import error_response
-from gateway.router import RoutingSettings
+from gateway.router import Plan, Route, RoutingSettings
 from gateway.rpc import status as rpc_status
 from gateway.standing import Standing
 
@@ -144,3 +146,17 @@ async def test_a_refusal_after_an_attempt_tells_whether_that_one_was_sent(status
         asked.refused(refusal("deadline_exceeded"))
     assert over_rest(refused.value)[1]["dispatched"] is dispatched
     assert over_grpc(refused.value)[1].metadata["dispatched"] == str(dispatched).lower()
+
+
+async def test_a_route_that_had_no_slot_and_was_tried_in_the_end_was_not_left_out() -> None:
+    asked = run()
+    endpoint = Endpoint(provider="p", protocol="chat_completions", base_url="https://api.example")
+    provider = cast("Provider", SimpleNamespace(id="p"))
+    route = Route(provider=provider, endpoint=endpoint, model="up", fallback_index=0, asked="m")
+    asked.planned(Plan(routes=(route,), left_out=(LeftOut(provider="q", model="m", reason="disabled"),)))
+    asked.refused(refusal("queue_full"), route)
+    asked.refused(refusal("cooldown"), route)
+    assert [(out.provider, out.reason) for out in asked.left_out] == [("q", "disabled"), ("p", "cooldown")]
+    cost = Cost(state="zero")
+    asked.reports.append(AttemptReport(number=1, route=route.report, status="success", cost=cost))
+    assert [out.provider for out in asked.left_out] == ["q"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from adapters.chat import Audio, ChatRequest, Document, Image, Message, Reasoning, ResponseFormat, Role, Text, Tool
 from admission.lease import new_id
@@ -518,3 +521,79 @@ def test_what_is_free_at_the_shipped_address_is_not_at_another(tmp_path: Path) -
     # A later pattern takes back what an earlier one says.
     assert not free("gpt-oss:120b-cloud")
     assert not free("kimi-k2:cloud")
+
+
+def test_patterns_of_a_shipped_profile_stay_and_those_of_the_file_come_after_them(tmp_path: Path) -> None:
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(
+        """
+        [providers.opencode_zen.per_model."claude-*"]
+        gap_s = 3
+        [providers.opencode_zen.per_model."*"]
+        first_byte_s = 4
+        [models.m]
+        providers = ["opencode_zen"]
+        """
+    )
+    zen = config.load(file, {"OPENCODE_API_KEY": "k"}).providers["opencode_zen"]
+    assert [pattern for pattern, _ in zen.per_model] == ["gpt-*", "claude-*", "*"]
+    claude = zen.for_model("claude-x").endpoint
+    assert claude is not None
+    # What the file does not say of a pattern, the profile does.
+    assert claude.protocol == "anthropic_messages"
+    assert (claude.clocks.gap_s, claude.clocks.first_byte_s) == (3, 4)
+    assert "messages.cache" not in claude.omit
+    assert zen.for_model("gpt-x").protocol == "responses"
+
+
+def test_a_role_takes_the_routes_of_all_its_models_in_order(tmp_path: Path) -> None:
+    text = """
+    [roles.planner]
+    models = ["second", "first"]
+    [models.first]
+    providers = [{{ provider = "a", qualified_for = {{ planner = "{a}" }} }}]
+    [models.second]
+    providers = [{{ provider = "b", qualified_for = {{ planner = "{b}" }} }}]
+    """
+    ids = {
+        route.provider: route.route_id
+        for settings in [loaded(tmp_path, text.format(a="0" * 16, b="0" * 16))]
+        for route in described(settings.providers, settings.models)
+    }
+    plan = made(tmp_path, text.format(**ids)).plan(call("", role="planner"))
+    assert [(route.provider.id, route.asked, route.fallback_index) for route in plan.routes] == [
+        ("b", "second", 0),
+        ("a", "first", 1),
+    ]
+
+
+LEVELS = ("provider", "pattern", "model", "route")
+DEFAULTS = {"gap_s": 1.5, "first_byte_s": 5.0, "isolation_s": 30.0}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(LEVELS), st.sampled_from(["gap_s", "first_byte_s", "isolation_s"]), st.integers(1, 99)
+        ),
+        max_size=12,
+    )
+)
+def test_of_several_tables_the_nearest_that_says_anything_is_heard(said: list[tuple[str, str, int]]) -> None:
+    tables: dict[str, dict[str, float]] = {level: {} for level in LEVELS}
+    for level, key, value in said:
+        tables[level][key] = value
+    lines = {level: "\n".join(f"{key} = {value}" for key, value in table.items()) for level, table in tables.items()}
+    inline = "".join(f", {key} = {value}" for key, value in tables["route"].items())
+    with tempfile.TemporaryDirectory() as directory:
+        router = made(
+            Path(directory),
+            f"[models.m]\n{lines['model']}\nproviders = [{{ provider = 'a'{inline} }}]",
+            a=f"{lines['provider']}\n[providers.a.per_model.m]\n{lines['pattern']}",
+        )
+    [route] = router.plan(call()).routes
+    for key, default in DEFAULTS.items():
+        nearest = next((tables[level][key] for level in reversed(LEVELS) if key in tables[level]), default)
+        clocks = route.endpoint.clocks
+        heard = route.provider.isolation_s if key == "isolation_s" else getattr(clocks, key)
+        assert heard == nearest, (key, tables)
