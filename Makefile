@@ -13,8 +13,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 # The lists are complete, so there is nothing to resolve; what is never imported is never compiled.
 LOCKED := $(PIP) --no-compile --require-hashes
 ARGS ?=
+# The vendors' own clients, each in an environment of its own.
+CLIENTS := openai anthropic
+CLIENT_VENVS := .venv-clients
 
-.PHONY: help demo run check test lint types contracts pytest prove bench bench-admission format protos lock clean
+.PHONY: help demo run check test lint types contracts pytest test-clients prove bench bench-admission format protos lock clean
 
 help:  ## what can be made (this list)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -25,7 +28,7 @@ demo: $(VENV)/.runtime  ## set up, run 200 requests through a gateway against a 
 run: $(VENV)/.runtime  ## serve until stopped: REST on 127.0.0.1:8080, gRPC on 127.0.0.1:50051, data in .tollbridge/
 	@exec $(BIN)/python -m gateway serve $(ARGS)
 
-check: test demo  ## what CI runs, in the same order
+check: test test-clients demo  ## what CI runs, in the same order
 
 test: lint types contracts pytest  ## set up, then lint, types, import contracts and all tests
 
@@ -41,6 +44,9 @@ contracts: $(VENV)/.dev  ## who may import whom
 
 pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-clients: $(VENV)/.dev $(CLIENTS:%=$(CLIENT_VENVS)/%/.ready)  ## the vendors' own clients against a running gateway; ARGS="openai word" for some
+	@$(BIN)/python -m tests.clients $(ARGS)
 
 prove: $(VENV)/.dev  ## show that admission is exact: models, simulation, SQL, faults, planted bugs; needs spin, gcc, libc6-dev, faketime, pgbouncer
 	@$(BIN)/python -m tests.prove $(ARGS)
@@ -61,9 +67,12 @@ protos: $(VENV)/.dev  ## generate the gRPC code from protos/
 lock: $(VENV)/.dev  ## resolve the dependencies again and write the hash-locked files
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build -o requirements.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build --group dev -c requirements.txt -o requirements-dev.txt pyproject.toml
+	@for client in $(CLIENTS); do \
+		echo $$client | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o tests/clients/requirements-$$client.txt - || exit 1; \
+	done
 
-clean:  ## remove the virtual environment and the caches; the data in .tollbridge/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+clean:  ## remove the virtual environments and the caches; the data in .tollbridge/ stays
+	rm -rf $(VENV) $(CLIENT_VENVS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: requirements.txt pyproject.toml
@@ -75,4 +84,9 @@ $(VENV)/.runtime: requirements.txt pyproject.toml
 
 $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	@$(LOCKED) -r requirements-dev.txt
+	@touch $@
+
+$(CLIENT_VENVS)/%/.ready: tests/clients/requirements-%.txt $(VENV)/.runtime
+	@test -x $(@D)/bin/python || { echo "setting up $(@D) ..." >&2; $(BIN)/python -m venv $(@D); }
+	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile --require-hashes -r $<
 	@touch $@
