@@ -583,23 +583,27 @@ async def the_servers_disk_is_full(world: World) -> None:
     async with world.load():
         for kind in (DATA_FULL, WAL_FULL):
             await asyncio.sleep(world.chance.uniform(0.6, 1.2))
+            # A session that begins needs room, too.
+            bystander = await asyncpg.connect(world.url)
             await asyncio.to_thread(world.disk.fill)
             if kind == DATA_FULL:
                 try:
-                    await world.rows("create table filler as select repeat('x', 2000) from generate_series(1, 50000)")
+                    await bystander.execute(
+                        "create table filler as select repeat('x', 2000) from generate_series(1, 50000)"
+                    )
                 except asyncpg.DiskFullError:
                     world.struck(DATA_FULL)
             else:
                 # Into the log alone, until it needs another file.
-                bystander = await asyncpg.connect(world.url)
                 with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
                     for _ in range(400):
-                        await world.rows("select pg_logical_emit_message(false, '', repeat('x', 1000000))")
-                # It says so in its own log only, which is full, too. That it ended every session shows it.
+                        await bystander.execute("select pg_logical_emit_message(false, '', repeat('x', 1000000))")
+                # It says so in its own log only, which is full, too. That it ended the session shows it.
                 async with asyncio.timeout(5):
                     while not bystander.is_closed():  # noqa: ASYNC110  another process does it
                         await asyncio.sleep(0.02)
                 world.struck(WAL_FULL)
+            bystander.terminate()
             await asyncio.sleep(world.chance.uniform(0.5, LEASE_S * 1.3))
             await asyncio.to_thread(world.disk.empty)
             await asyncio.to_thread(world.server.start)
