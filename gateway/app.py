@@ -23,7 +23,10 @@ from admission.controller import Controller
 from admission.store import Store
 from gateway import database, embedded
 from gateway.billing import Billing
+from gateway.catalogue import Catalogue
 from gateway.config import Settings
+from gateway.jobs.batch_store import BatchStore
+from gateway.jobs.batches import Batches
 from gateway.jobs.formats import formats
 from gateway.jobs.intake import Intake
 from gateway.jobs.runner import Runner
@@ -36,8 +39,11 @@ from gateway.pipeline import Pipeline
 from gateway.reading import Reading
 from gateway.recovery import Recovery
 from gateway.rest import app as rest
+from gateway.rest import batches as rest_batches
 from gateway.rest import chat as rest_chat
+from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
+from gateway.rest import models as rest_models
 from gateway.rest import operators
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
@@ -217,7 +223,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             await asyncio.wait_for(replay.looked.wait(), _REPLAY_WAIT_S)
 
         adapter = await stack.enter_async_context(Upstream())
-        billing = Billing(await _prices(settings))
+        prices = await _prices(settings)
+        billing = Billing(prices)
         router = Router(settings.providers, settings.models, billing, settings.routing, settings.roles)
         standing = Standing(store, settings.admission)
         pipeline = Pipeline(
@@ -255,18 +262,23 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             owner=controller.process,
             settings=settings.jobs,
         )
-        intake = Intake(
-            job_store,
-            Judge(
-                caller_fields=BY_NAME,
-                parse_options=options_from_json,
-                formats=formats(PROTOCOLS),
-                resolve=router.known,
-                unambiguous=unique_members,
-                settings=settings.jobs,
-            ),
-            settings.jobs,
-            submitted=runner.wake,
+        judge = Judge(
+            caller_fields=BY_NAME,
+            parse_options=options_from_json,
+            formats=formats(PROTOCOLS),
+            resolve=router.known,
+            unambiguous=unique_members,
+            settings=settings.jobs,
+        )
+        intake = Intake(job_store, judge, settings.jobs, submitted=runner.wake)
+        batches = await stack.enter_async_context(
+            Batches(
+                BatchStore(content, job_store, settings.jobs),
+                judge,
+                settings.jobs,
+                submitted=runner.wake,
+                ended=watch.ended,
+            ).opened()
         )
         reading = Reading(settings, controller, store, ledger, keys, settling, standing, runner)
         rest_server = await stack.enter_async_context(
@@ -276,7 +288,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 ),
                 [
                     *rest_chat.routes(line=pipeline, settings=settings.streams),
-                    *operators.routes(readiness=reading, catalogue=reading, usage=reading, groups=reading),
+                    *rest_models.routes(catalogue=Catalogue(settings.providers, settings.models, prices)),
+                    *operators.routes(readiness=reading, usage=reading, groups=reading),
                     *rest_jobs.routes(
                         store=job_store,
                         intake=intake,
@@ -285,6 +298,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                         waits=reading,
                         settings=settings.jobs,
                     ),
+                    *rest_files.routes(store=batches.store, settings=settings.jobs),
+                    *rest_batches.routes(batches=batches),
                 ],
                 keys,
             )

@@ -102,7 +102,7 @@ class Intake:
                 if number % _TURN_LINES == 0:
                     await asyncio.sleep(0)
             receipt = msgspec.structs.replace(receipt, accepted=len(receipt.jobs), rejected=len(receipt.errors))
-            with _as_gateway_error():
+            with as_gateway_error():
                 earlier = await self._repeat(key_id, idempotency)
                 if earlier is not None:
                     return earlier, True
@@ -152,7 +152,7 @@ class Intake:
                     assert earlier is not None
                     if earlier.submission_id == receipt.submission_id:
                         return None
-                    return _matching(earlier, idempotency)
+                    return _receipt(earlier, idempotency)
             async for batch in spool.batches():
                 await self._store.insert(batch, connection)
         return None
@@ -161,13 +161,18 @@ class Intake:
         if idempotency is None:
             return None
         earlier = await self._store.submission(key_id, idempotency.key)
-        return None if earlier is None else _matching(earlier, idempotency)
+        return None if earlier is None else _receipt(earlier, idempotency)
 
 
-def _matching(earlier: Accepted, idempotency: Idempotency) -> Receipt:
-    if earlier.digest != idempotency.digest():
+def matching(earlier: Accepted, digest: bytes) -> Accepted:
+    """What the key stands for. Raises IdempotencyMismatch where that was of another body."""
+    if earlier.digest != digest:
         raise IdempotencyMismatch("this Idempotency-Key was used with another body", param="idempotency-key")
-    return msgspec.json.decode(earlier.answer, type=Receipt)
+    return earlier
+
+
+def _receipt(earlier: Accepted, idempotency: Idempotency) -> Receipt:
+    return msgspec.json.decode(matching(earlier, idempotency.digest()).answer, type=Receipt)
 
 
 def _enter(receipt: Receipt, line: Line) -> None:
@@ -187,7 +192,8 @@ def _enter(receipt: Receipt, line: Line) -> None:
 
 
 @contextlib.contextmanager
-def _as_gateway_error() -> Iterator[None]:
+def as_gateway_error() -> Iterator[None]:
+    """For what is to be persisted."""
     try:
         yield
     except StoreUnavailable as error:

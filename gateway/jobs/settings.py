@@ -54,3 +54,9 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     #: A submission larger than this goes through a temporary file.
     spool_bytes: Count = 1024 * 1024
     longest_wait_s: Seconds = 60.0
+    #: Bytes of a file of lines.
+    max_file_bytes: Count = 200 * 1024 * 1024
+    #: An upload of which nothing was heard for so long is given up.
+    upload_patience_s: Seconds = 3600.0
+    #: Between looks for batches that are to be validated, cancelled or ended.
+    batch_poll_s: Seconds = 1.0

@@ -23,7 +23,7 @@ from gateway.call import Options
 from gateway.database import CONNECT_TIMEOUT_S, Connection, Pool, store_errors
 from gateway.jobs.model import Claimed, Decision, End, GiveBack, Held, JobView, Result, Status
 from gateway.jobs.settings import JobsSettings
-from gateway.jobs.submission import Line, storable
+from gateway.jobs.submission import Line, body_of, storable
 from gateway.outcome import Outcome
 
 #: A connection of the pool, or one of its own.
@@ -38,34 +38,34 @@ _options = msgspec.json.Decoder(Options)
 _outcome = msgspec.json.Decoder(Outcome)
 
 
-def _read(name: str) -> str:
+def read_statement(name: str) -> str:
     return _SQL.joinpath(f"{name}.sql").read_text()
 
 
-INSERT = _read("insert")
-CLAIM = _read("claim")
-INTEND = _read("intend")
-STORE_RESULT = _read("store_result")
-FINISH = _read("finish")
-GIVE_BACK = _read("give_back")
-RELEASE = _read("release")
-CANCEL = _read("cancel")
-CANCEL_REQUESTS = _read("cancel_requests")
-GET = _read("get")
-LIST = _read("list")
-RESULTS = _read("results")
-ENDED = _read("ended")
-DELETE = _read("delete")
-DELETE_SUBMISSION = _read("delete_submission")
-EXPIRE = _read("expire")
-OWNERS = _read("owners")
-HELD = _read("held")
-PURGE = _read("purge")
-PURGE_SUBMISSIONS = _read("purge_submissions")
-ACCEPT_SUBMISSION = _read("accept_submission")
-SUBMISSION = _read("submission")
-KEEP_TIME = _read("keep_time")
-TIME = _read("time")
+INSERT = read_statement("insert")
+CLAIM = read_statement("claim")
+INTEND = read_statement("intend")
+STORE_RESULT = read_statement("store_result")
+FINISH = read_statement("finish")
+GIVE_BACK = read_statement("give_back")
+RELEASE = read_statement("release")
+CANCEL = read_statement("cancel")
+CANCEL_REQUESTS = read_statement("cancel_requests")
+GET = read_statement("get")
+LIST = read_statement("list")
+RESULTS = read_statement("results")
+ENDED = read_statement("ended")
+DELETE = read_statement("delete")
+DELETE_SUBMISSION = read_statement("delete_submission")
+EXPIRE = read_statement("expire")
+OWNERS = read_statement("owners")
+HELD = read_statement("held")
+PURGE = read_statement("purge")
+PURGE_SUBMISSIONS = read_statement("purge_submissions")
+ACCEPT_SUBMISSION = read_statement("accept_submission")
+SUBMISSION = read_statement("submission")
+KEEP_TIME = read_statement("keep_time")
+TIME = read_statement("time")
 
 #: Counts the time that the host sleeps, too, where it can: without it all that is awake would seem to have leapt.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -194,7 +194,9 @@ class JobStore:
         """Persist jobs, all or none; on `connection`, in its transaction. May be repeated."""
         with store_errors():
             session = connection or self._pool
-            await session.execute(INSERT, *_columns(lines), self._settings.retention_s, *self._known())
+            await session.execute(
+                INSERT, *_columns(lines), self._settings.retention_s, *self.known(), [line.file_id for line in lines]
+            )
 
     async def accept(self, connection: Session, key_id: uuid.UUID, key: str, accepted: Accepted) -> bool:
         """Tie an Idempotency-Key to a submission. False: another one has it."""
@@ -207,7 +209,7 @@ class JobStore:
                 accepted.digest,
                 accepted.answer,
                 self._settings.idempotency_retention_s,
-                *self._known(),
+                *self.known(),
             )
         return row is not None
 
@@ -249,7 +251,7 @@ class JobStore:
                 line=row["line"],
                 custom_id=row["custom_id"],
                 status=Status(row["status"]),
-                outcome=_decoded(row["outcome"]),
+                outcome=read_outcome(row["outcome"]),
                 error_code=row["error_code"],
                 error_message=row["error_message"],
                 error_param=row["error_param"],
@@ -262,7 +264,7 @@ class JobStore:
     async def cancel(self, key_id: uuid.UUID, job_id: uuid.UUID) -> Status | None:
         """The state after it; None where there was nothing to cancel any more, or never."""
         with store_errors():
-            status = await self._pool.fetchval(CANCEL, job_id, key_id, self._settings.retention_s, *self._known())
+            status = await self._pool.fetchval(CANCEL, job_id, key_id, self._settings.retention_s, *self.known())
         return None if status is None else Status(status)
 
     async def ended(self, job_ids: Collection[uuid.UUID]) -> Sequence[uuid.UUID]:
@@ -290,21 +292,21 @@ class JobStore:
     async def claim(self, owner: uuid.UUID, most: int, held: Collection[str] = ()) -> Sequence[Claimed]:
         """Takes jobs that are due, but none of the models that are `held`."""
         with store_errors():
-            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), *self._known())
+            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), *self.known())
         return [
             Claimed(
                 job_id=row["job_id"],
                 key_id=row["key_id"],
                 url=row["url"],
                 model=row["model"],
-                body=row["body"],
+                body=row["body"] if row["file_line"] is None else body_of(row["file_line"]),
                 options=_options.decode(row["options"]),
                 claims=row["claims"],
                 returned=row["returned"],
                 runs=row["runs"],
                 attempts_allowed=row["attempts_allowed"],
                 attempts=row["attempts"],
-                outcome=_decoded(row["outcome"]),
+                outcome=read_outcome(row["outcome"]),
                 remaining_s=row["remaining_s"],
             )
             for row in rows
@@ -346,7 +348,7 @@ class JobStore:
         with store_errors():
             if ends:
                 rows = await self._concluding.fetch(
-                    FINISH, owner, *_finish_columns(ends), self._settings.retention_s, *self._known()
+                    FINISH, owner, *_finish_columns(ends), self._settings.retention_s, *self.known()
                 )
                 finished = {row["job_id"] for row in rows}
                 after.update({ending.job_id: end.status for ending, end in ends if ending.job_id in finished})
@@ -356,7 +358,7 @@ class JobStore:
                     owner,
                     *_give_back_columns(backs),
                     self._settings.retention_s,
-                    *self._known(),
+                    *self.known(),
                     [msgspec.json.encode(back.groups).decode() for _, back in backs],
                 )
                 after.update({row["job_id"]: Status(row["status"]) for row in rows})
@@ -365,7 +367,7 @@ class JobStore:
     async def release(self, group: str, most: int) -> int:
         """Makes some of the jobs due that wait for a capacity group; how many."""
         with store_errors():
-            return len(await self._pool.fetch(RELEASE, group, most, *self._known()))
+            return len(await self._pool.fetch(RELEASE, group, most, *self.known()))
 
     async def cancel_requests(self, owner: uuid.UUID) -> Sequence[uuid.UUID]:
         with store_errors():
@@ -381,19 +383,19 @@ class JobStore:
         """
         with store_errors():
             async with self._pool.acquire() as connection:
-                await connection.execute(KEEP_TIME, *self._known())
-                row = await connection.fetchrow(TIME, *self._known())
+                await connection.execute(KEEP_TIME, *self.known())
+                row = await connection.fetchrow(TIME, *self.known())
         if row is not None:
             self._told = _Told(time=row["now"], steps=row["steps"], at=time.clock_gettime(_STEADY))
 
-    def _known(self) -> tuple[datetime | None, int | None]:
+    def known(self) -> tuple[datetime | None, int | None]:
         """What the store's time is by our knowledge, and the steps it is of: the last parameters of a statement."""
         told = self._told
         return (None, None) if told is None else (told.time + timedelta(seconds=told.since_s), told.steps)
 
     async def expire(self, most: int = INSERT_ROWS) -> Sequence[uuid.UUID]:
         with store_errors():
-            rows = await self._pool.fetch(EXPIRE, most, self._settings.retention_s, *self._known())
+            rows = await self._pool.fetch(EXPIRE, most, self._settings.retention_s, *self.known())
         return [row["job_id"] for row in rows]
 
     async def owners(self, owner: uuid.UUID) -> Sequence[uuid.UUID]:
@@ -417,7 +419,7 @@ class JobStore:
                 attempts=row["attempts"],
                 intent_attempt=row["intent_attempt"],
                 cancel_requested=row["cancel_requested"],
-                outcome=_decoded(row["outcome"]),
+                outcome=read_outcome(row["outcome"]),
                 result=row["result"],
                 result_attempt=row["result_attempt"],
             )
@@ -427,8 +429,8 @@ class JobStore:
     async def purge(self, most: int) -> int:
         """Delete some of what is past its retention; the number of rows."""
         with store_errors():
-            jobs = await self._pool.fetch(PURGE, most, *self._known())
-            submissions = await self._pool.fetch(PURGE_SUBMISSIONS, most, *self._known())
+            jobs = await self._pool.fetch(PURGE, most, *self.known())
+            submissions = await self._pool.fetch(PURGE_SUBMISSIONS, most, *self.known())
         return len(jobs) + len(submissions)
 
     async def _page(
@@ -452,7 +454,7 @@ class JobStore:
 
 
 #: More than the lines of any submission.
-_SPAN = 1 << 20
+SPAN = 1 << 20
 
 
 def _range(wanted: Filter, after: uuid.UUID | None) -> tuple[uuid.UUID, uuid.UUID]:
@@ -460,7 +462,7 @@ def _range(wanted: Filter, after: uuid.UUID | None) -> tuple[uuid.UUID, uuid.UUI
     low, high = uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1)
     if wanted.submission_id is not None:
         low = wanted.submission_id
-        high = uuid.UUID(int=min(low.int + _SPAN, high.int))
+        high = uuid.UUID(int=min(low.int + SPAN, high.int))
     return max(low, after) if after is not None else low, high
 
 
@@ -531,7 +533,7 @@ def _view(row: Any) -> JobView:
         attempts=row["attempts"],
         wait_reason=row["wait_reason"],
         wait_groups=tuple(row["wait_groups"] or ()),
-        outcome=_decoded(row["outcome"]),
+        outcome=read_outcome(row["outcome"]),
         error_code=row["error_code"],
         error_message=row["error_message"],
         error_param=row["error_param"],
@@ -543,7 +545,7 @@ def _view(row: Any) -> JobView:
     )
 
 
-def _decoded(text: str | None) -> Outcome | None:
+def read_outcome(text: str | None) -> Outcome | None:
     return None if text is None else _outcome.decode(text)
 
 

@@ -24,6 +24,7 @@ from gateway.jobs.settings import JobsSettings
 _V = TypeVar("_V")
 
 MAX_CUSTOM_ID_CHARS = 512
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 #: The fields of an OpenAI batch line, and what only a job has.
 _OF_THE_LINE = frozenset({"custom_id", "method", "url", "body"})
@@ -65,6 +66,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     klass: int = Class.BATCH.value
     body: str | None = None
+    #: The file whose line with this number is the request, where the job has no body of its own.
+    file_id: uuid.UUID | None = None
     options: str = "{}"
     attempts_allowed: int = 1
     deadline_s: float = 0.0
@@ -88,10 +91,12 @@ class Judge:
         resolve: Callable[[str, str | None], object],
         unambiguous: Callable[[bytes], object],
         settings: JobsSettings,
+        batch: bool = False,
     ) -> None:
         """
-        `resolve`, of a model and a role, raises ModelNotFound for a model that is not configured and InvalidRequest for
-        such a role; `unambiguous` InvalidRequest for JSON with two members of one name.
+        `batch`: the lines are those of a batch. `resolve`, of a model and a role, raises ModelNotFound for a model that
+        is not configured and InvalidRequest for such a role; `unambiguous` InvalidRequest for JSON with two members of
+        one name.
         """
         self._caller_fields = frozenset(caller_fields)
         self._known = self._caller_fields | _OF_THE_LINE | _OF_THE_JOB
@@ -100,6 +105,24 @@ class Judge:
         self._resolve = resolve
         self._unambiguous = unambiguous
         self.settings = settings
+        self._batch = batch
+
+    def for_batch(self, endpoint: str, within_s: float) -> Judge:
+        """
+        For lines of a batch: all for one endpoint, each with a name, and over when the batch is. `within_s` is what is
+        left of its window.
+        """
+        longest = max(within_s, 0.001)
+        settings = msgspec.structs.replace(self.settings, deadline_s=longest, longest_deadline_s=longest)
+        return Judge(
+            caller_fields=self._caller_fields,
+            parse_options=self._parse_options,
+            formats={endpoint: self._formats[endpoint]},
+            resolve=self._resolve,
+            unambiguous=self._unambiguous,
+            settings=settings,
+            batch=True,
+        )
 
     def judge(self, raw: bytes, line: Line) -> Line:
         """`line` filled from its text. Raises GatewayError; `custom_id_of` may still tell which line it was."""
@@ -110,6 +133,8 @@ class Judge:
         custom_id = _text(members, "custom_id")
         if custom_id is not None and not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
             raise InvalidRequest(f"must have 1 to {MAX_CUSTOM_ID_CHARS} characters", param="custom_id")
+        if custom_id is None and self._batch:
+            raise InvalidRequest("is required", param="custom_id")
         if _text(members, "method") not in {None, "POST"}:
             raise InvalidRequest("must be POST", param="method")
         url = _text(members, "url")
@@ -121,6 +146,8 @@ class Judge:
             raise InvalidRequest("is required", param="body")
         body = bytes(members["body"])
         options = self._options(members, line.job_id)
+        if self._batch and options.klass is not Class.BATCH:
+            raise InvalidRequest("a batch does not go before others", param="class")
         model = self._model(url, body, options.role)
         return msgspec.structs.replace(
             line,
@@ -178,19 +205,25 @@ class Judge:
     def _deadline(self, members: Mapping[str, msgspec.Raw]) -> float:
         most = self.settings.longest_deadline_s
         given: float | None = _value(members, "deadline_s", _number, "a number of seconds")
+        if given is not None and self._batch:
+            given = min(given, most)
         if given is not None and not 0 < given <= most:
             raise InvalidRequest(f"must be above 0 and at most {most:g}", param="deadline_s")
         return self.settings.deadline_s if given is None else given
 
 
+def new_submission_id() -> uuid.UUID:
+    # The highest of the low 62 bits is cleared: counting up from here never carries into the rest.
+    return uuid.UUID(int=new_id().int & ~(1 << 61))
+
+
 class Submission:
     """The lines of one submission, numbered from 1. Its jobs' ids follow its own, in line order."""
 
-    def __init__(self, judge: Judge, key_id: uuid.UUID) -> None:
+    def __init__(self, judge: Judge, key_id: uuid.UUID, submission_id: uuid.UUID | None = None) -> None:
         self._judge = judge
         self._key_id = key_id
-        # The highest of the low 62 bits is cleared: counting up from here never carries into the rest.
-        self.submission_id = uuid.UUID(int=new_id().int & ~(1 << 61))
+        self.submission_id = new_submission_id() if submission_id is None else submission_id
         self._custom_ids: set[str] = set()
 
     def add(self, number: int, raw: bytes | None) -> Line:
@@ -252,11 +285,73 @@ class LineSplitter:
         self._pieces.clear()
         self._held = 0
         if self._number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(BYTE_ORDER_MARK)
         if too_long:
             yield self._number, None
         elif line.strip():
             yield self._number, line
+
+
+class FileSplitter:
+    """
+    A file to its lines, at any split, each as it stands there: with its line feed, and after the empty ones before it.
+    Joined, they are the file.
+    """
+
+    def __init__(self, *, max_line_bytes: int) -> None:
+        self._most = max_line_bytes
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._blank = True
+        self._number = 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The lines completed by these bytes. Raises `payload_too_large` for one that is too long."""
+        for piece in _lines_of(data):
+            self._held += len(piece)
+            if self._held > self._most:
+                raise GatewayError(
+                    f"line {self._number + 1} is too long: a line may have {self._most} bytes",
+                    code=Code.PAYLOAD_TOO_LARGE,
+                    param="file",
+                )
+            self._pieces.append(piece)
+            self._blank = self._blank and not piece.strip()
+            if piece.endswith(b"\n"):
+                self._number += 1
+                if not self._blank:
+                    yield self._number, self._take()
+
+    def close(self) -> Iterator[tuple[int, bytes]]:
+        """What is left: a last line without a line feed, or empty ones."""
+        if self._pieces:
+            yield self._number + 1, self._take()
+
+    def _take(self) -> bytes:
+        text = b"".join(self._pieces)
+        self._pieces.clear()
+        self._held = 0
+        self._blank = True
+        return text
+
+
+def _lines_of(data: bytes) -> Iterator[bytes]:
+    """`bytes.splitlines` cuts at carriage returns, too."""
+    *whole, rest = data.split(b"\n")
+    for line in whole:
+        yield line + b"\n"
+    if rest:
+        yield rest
+
+
+def request_in(text: bytes) -> bytes:
+    """What a line of a file says."""
+    return text.strip().removeprefix(BYTE_ORDER_MARK)
+
+
+def body_of(text: bytes) -> str:
+    """The request in a line that was accepted."""
+    return bytes(_members.decode(request_in(text))["body"]).decode()
 
 
 def storable(text: str) -> str:

@@ -13,7 +13,7 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
@@ -22,6 +22,7 @@ from admission.lease import Waiting
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFound
+from gateway.jobs import output
 from gateway.jobs.intake import Idempotency, Intake, Receipt
 from gateway.jobs.model import TERMINAL, JobView, Result, Status, Wait, wait_of
 from gateway.jobs.settings import JobsSettings
@@ -48,9 +49,6 @@ _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 _FILTERS = ("status", "session_id", "submission_id", "custom_id")
 
-#: Ends that may come after something was sent and still leave no outcome.
-_UNSURE: Final = frozenset({Code.UNCERTAIN, Code.POISON, Code.INTERNAL, Code.CANCELLED})
-
 
 class Waits(Protocol):
     """Why requests wait. Admission knows."""
@@ -75,7 +73,7 @@ def routes(
 
     async def submit(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
-        key = _idempotency_key(exchange)
+        key = idempotency_key(exchange)
         digest = hashlib.sha256()
         idempotency = None if key is None else Idempotency(key=key, digest=digest.digest)
         single = False
@@ -102,7 +100,7 @@ def routes(
         query = exchange.query(("wait",))
         wait_s = _seconds(query["wait"], settings.longest_wait_s) if "wait" in query else 0.0
         key_id, job_id = exchange.caller.key_id, _job_id(exchange)
-        with _content_store():
+        with content_store():
             if wait_s > 0:
                 job = await _awaited(exchange, store, watch, job_id, wait_s)
             else:
@@ -116,7 +114,7 @@ def routes(
         query = exchange.query((*_FILTERS, "cursor", "limit"))
         limit = _limit(query.get("limit"))
         after = _uuid(query["cursor"], "cursor") if "cursor" in query else None
-        with _content_store():
+        with content_store():
             jobs = await store.page(exchange.caller.key_id, _filter(query), after=after, limit=limit + 1)
         more, jobs = len(jobs) > limit, jobs[:limit]
         waiting = await _waiting(waits, jobs)
@@ -134,7 +132,7 @@ def routes(
         key_id, wanted = exchange.caller.key_id, _filter(query)
         if wanted.status is not None and wanted.status not in TERMINAL:
             raise InvalidRequest("only ended jobs have results", param="status")
-        with _content_store():
+        with content_store():
             found = await store.results(key_id, wanted, after=None, limit=RESULTS_PAGE)
         response = exchange.stream(NDJSON)
         await response.prepare(exchange.request)
@@ -142,7 +140,7 @@ def routes(
             await response.write(b"".join(_result_line(result) for result in found))
             if len(found) < RESULTS_PAGE:
                 break
-            with _content_store():
+            with content_store():
                 found = await store.results(key_id, wanted, after=found[-1].job_id, limit=RESULTS_PAGE)
         await response.write_eof()
         return response
@@ -150,7 +148,7 @@ def routes(
     async def cancel(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         key_id, job_id = exchange.caller.key_id, _job_id(exchange)
-        with _content_store():
+        with content_store():
             status = await store.cancel(key_id, job_id)
             if status is Status.RUNNING:
                 runner.cancel(job_id)
@@ -164,7 +162,7 @@ def routes(
     async def delete(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         key_id, job_id = exchange.caller.key_id, _job_id(exchange)
-        with _content_store():
+        with content_store():
             deleted = await store.delete(key_id, job_id)
             if not deleted and await store.get(key_id, job_id) is None:
                 raise _absent()
@@ -178,7 +176,7 @@ def routes(
             raise InvalidRequest("is required", param="submission_id")
         submission_id = _uuid(query["submission_id"], "submission_id")
         key_id = exchange.caller.key_id
-        with _content_store():
+        with content_store():
             deleted = await store.delete_submission(key_id, submission_id)
             left = await store.page(key_id, Filter(submission_id=submission_id), after=None, limit=1)
         if not deleted and not left:
@@ -231,7 +229,8 @@ def _documents(body: bytes) -> Sequence[msgspec.Raw] | None:
         raise InvalidRequest("must be a list of jobs", param="jobs") from error
 
 
-def _idempotency_key(exchange: Exchange) -> str | None:
+def idempotency_key(exchange: Exchange) -> str | None:
+    """The caller's own name for what it creates. Raises InvalidRequest."""
     given = exchange.request.headers.getall(IDEMPOTENCY_KEY, [])
     if not given:
         return None
@@ -316,7 +315,8 @@ async def _waiting(waits: Waits, jobs: Sequence[JobView]) -> Mapping[str, Waitin
 
 
 @contextlib.contextmanager
-def _content_store() -> Iterator[None]:
+def content_store() -> Iterator[None]:
+    """For what is read, cancelled or deleted."""
     try:
         yield
     except StoreUnavailable as error:
@@ -368,8 +368,8 @@ def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object]
         "usage": outcome.usage if outcome else None,
         "cost_usd": _cost_usd(outcome),
         "waiting": _why(job, waiting),
-        "error": _error(job),
-        "response": None if job.result is None else _response(job.result, job.result_status, outcome),
+        "error": output.error(job),
+        "response": None if job.result is None else output.response(job.result, job.result_status, outcome),
     }
 
 
@@ -378,35 +378,16 @@ def _result_line(result: Result) -> bytes:
     line = {
         "id": result.job_id,
         "custom_id": result.custom_id,
-        "response": None if result.result is None else _response(result.result, result.result_status, result.outcome),
-        "error": _error(result),
+        "response": None
+        if result.result is None
+        else output.response(result.result, result.result_status, result.outcome),
+        "error": output.error(result),
         "job_id": result.job_id,
         "line": result.line,
         "status": result.status.value,
         "cost_usd": _cost_usd(result.outcome),
     }
     return msgspec.json.encode(line) + b"\n"
-
-
-def _response(body: str, status: int | None, outcome: Outcome | None) -> dict[str, object]:
-    return {
-        "status_code": status,
-        "request_id": outcome.request_id if outcome else None,
-        "body": msgspec.Raw(body.encode()),
-    }
-
-
-def _error(job: JobView | Result) -> dict[str, str | bool | None] | None:
-    if job.error_code is None:
-        return None
-    # Without an outcome nothing was sent, unless its run ended in a way that left none.
-    dispatched = (None if job.error_code in _UNSURE else False) if job.outcome is None else job.outcome.dispatched
-    return {
-        "code": job.error_code,
-        "message": job.error_message,
-        "param": job.error_param,
-        "dispatched": dispatched,
-    }
 
 
 def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | None:

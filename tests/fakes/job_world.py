@@ -17,6 +17,8 @@ from admission.lease import Waiting, new_id
 from gateway import database
 from gateway.call import Caller, Scope
 from gateway.errors import ModelNotFound, Unauthenticated
+from gateway.jobs.batch_store import BatchStore
+from gateway.jobs.batches import Batches
 from gateway.jobs.formats import formats
 from gateway.jobs.intake import Intake, Receipt
 from gateway.jobs.model import Status
@@ -25,6 +27,8 @@ from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import JobStore
 from gateway.jobs.submission import Judge
 from gateway.jobs.watch import Watch
+from gateway.rest import batches as rest_batches
+from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.body import unique_members
@@ -44,6 +48,7 @@ FAST = JobsSettings(
     retry_delay_s=0.01,
     retry_longest_s=0.05,
     write_patience_s=3.0,
+    batch_poll_s=0.02,
 )
 #: Seconds for what should take milliseconds.
 SOON = 10.0
@@ -127,6 +132,13 @@ class World:
             settings=settings,
         )
         self.intake = Intake(self.store, judge, settings, submitted=self.local.wake)
+        self.batches = Batches(
+            BatchStore(pool, self.store, settings),
+            judge,
+            settings,
+            submitted=self.local.wake,
+            ended=self.watch.ended,
+        )
 
     def _resolve(self, model: str, _role: str | None) -> None:
         if model == "missing":
@@ -201,7 +213,7 @@ def own_database(server: str, template: str) -> Iterator[str]:
 async def world_on(url: str, settings: JobsSettings = FAST) -> AsyncIterator[World]:
     async with database.open_pool(url, name="test-jobs", size=8) as pool:
         # One database serves all tests of a module: making one takes longer than most of them.
-        await pool.execute("truncate content.job, content.submission")
+        await pool.execute("truncate content.job, content.submission, content.file, content.file_line, content.batch")
         await pool.execute("update control.store set ahead = '0', steps = 0")
         world = World(pool, settings)
         try:
@@ -216,14 +228,18 @@ async def world_on(url: str, settings: JobsSettings = FAST) -> AsyncIterator[Wor
 async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
     keys = FakeKeys()
     keys.callers["me"] = Caller(key_id=world.key_id, name="me", scopes=frozenset({Scope.JOBS}))
-    endpoints = rest_jobs.routes(
-        store=world.store,
-        intake=world.intake,
-        watch=world.watch,
-        runner=world.local,
-        waits=world.waits,
-        settings=world.settings,
-    )
+    endpoints = [
+        *rest_jobs.routes(
+            store=world.store,
+            intake=world.intake,
+            watch=world.watch,
+            runner=world.local,
+            waits=world.waits,
+            settings=world.settings,
+        ),
+        *rest_files.routes(store=world.batches.store, settings=world.settings),
+        *rest_batches.routes(batches=world.batches),
+    ]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve(RestSettings(port=0, drain_s=1.0), endpoints, keys))
         yield await stack.enter_async_context(

@@ -42,6 +42,7 @@ set status = 'running', owner = $1, claims = job.claims + 1, claimed_at = clock.
 from clock, picked
 where job.job_id = picked.job_id
 returning
-    job.job_id, job.key_id, job.url, job.model, job.body, job.options, job.claims, job.returned, job.runs,
-    job.attempts_allowed, job.attempts, job.outcome,
+    job.job_id, job.key_id, job.url, job.model, job.body,
+    (select text from content.file_line where file_id = job.file_id and file_line.line = job.line) as file_line,
+    job.options, job.claims, job.returned, job.runs, job.attempts_allowed, job.attempts, job.outcome,
     extract(epoch from job.deadline_at - clock.now)::float8 as remaining_s

@@ -17,7 +17,15 @@ from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.jobs.formats import formats
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
-from gateway.jobs.submission import Judge, Line, LineSplitter, Submission
+from gateway.jobs.submission import (
+    BYTE_ORDER_MARK,
+    FileSplitter,
+    Judge,
+    Line,
+    LineSplitter,
+    Submission,
+    body_of,
+)
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 
@@ -224,3 +232,37 @@ async def test_a_spool_gives_back_every_line_in_order_as_often_as_it_is_asked(co
     for _ in range(2):
         assert [entry async for batch in spool.batches() for entry in batch] == lines
     spool.close()
+
+
+# ------------------------------------------------------------------ files
+
+
+@given(
+    pieces=st.lists(st.sampled_from([b"{}", b"\n", b"\r\n", b" ", b"\xff", b"a"])),
+    cuts=st.lists(st.integers(0, 60), max_size=6),
+)
+def test_the_lines_of_a_file_are_the_file_at_any_split(pieces: list[bytes], cuts: list[int]) -> None:
+    whole = b"".join(pieces)
+    places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
+    splitter = FileSplitter(max_line_bytes=1000)
+    lines = [line for a, b in itertools.pairwise(places) for line in splitter.feed(whole[a:b])]
+    lines += splitter.close()
+    assert b"".join(text for _, text in lines) == whole
+    numbered = [(number, text.strip()) for number, text in enumerate(whole.split(b"\n"), 1) if text.strip()]
+    assert [(number, text.strip()) for number, text in lines if text.strip()] == numbered
+    # What is empty has at most one row of its own, at the end.
+    assert len(lines) <= len(numbered) + 1
+
+
+def test_the_body_of_a_line_is_found_again() -> None:
+    document = line(body={"model": "ok", "messages": [{"role": "user", "content": "ä"}]})
+    text = b"\n  \n" + json.dumps(document, ensure_ascii=False).encode() + b"\r\n"
+    assert json.loads(body_of(text)) == document["body"]
+    assert json.loads(body_of(BYTE_ORDER_MARK + text.strip())) == document["body"]
+
+
+def test_a_batchs_lines_are_over_when_it_is() -> None:
+    batch = judge().for_batch("/v1/chat/completions", 60.0)
+    for fields, wanted in (({}, 60.0), ({"deadline_s": 5}, 5.0), ({"deadline_s": 500}, 60.0)):
+        job = Submission(batch, KEY).add(1, json.dumps(line(**fields)).encode())
+        assert (job.fault, job.deadline_s) == (None, wanted)

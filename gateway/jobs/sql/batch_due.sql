@@ -1,0 +1,14 @@
+-- The batches that somebody must do something about: those that are not merely waiting for their jobs.
+select batch.batch_id
+from content.batch
+where
+    batch.status in ('validating', 'finalizing', 'cancelling')
+    or (
+        batch.status = 'in_progress'
+        and not exists (
+            select from content.job
+            where
+                job.submission_id = batch.batch_id and job.file_id is not null and job.status in ('queued', 'running')
+        )
+    )
+order by batch.batch_id

@@ -1,0 +1,190 @@
+"""
+Batches over HTTP, in the shapes of OpenAI's Batch API, over the table of jobs.
+
+What belongs to another key is answered exactly as what never was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from gateway.call import Scope
+from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.jobs.batch_store import BatchView, NewBatch
+from gateway.jobs.batches import Batches
+from gateway.jobs.formats import PROTOCOL_OF
+from gateway.jobs.submission import new_submission_id
+from gateway.rest.endpoint import Endpoint, Exchange
+from gateway.rest.files import id_of, limit_of, listed, seconds
+from gateway.rest.jobs import content_store, idempotency_key
+
+#: Batches of a page of the list: where nothing is said, and at most. OpenAI's.
+_LIMIT, _MAX_LIMIT = 20, 100
+#: What callers may name as the window, in seconds.
+WINDOWS = {"24h": 86_400.0}
+
+
+class OutputExpiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    anchor: str
+    seconds: Annotated[int, msgspec.Meta(ge=3600, le=2_592_000)]
+
+
+class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: (
+        Annotated[
+            dict[Annotated[str, msgspec.Meta(max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+            msgspec.Meta(max_length=16),
+        ]
+        | None
+    ) = None
+    output_expires_after: OutputExpiry | None = None
+
+
+def routes(*, batches: Batches) -> list[Endpoint]:
+    """The endpoints of this module."""
+    store = batches.store
+
+    async def create(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        key = idempotency_key(exchange)
+        asked = await exchange.json(BatchRequest)
+        view, repeated = await batches.create(
+            exchange.caller.key_id, _new(asked), idempotency_key=key, digest=_digest(asked)
+        )
+        return exchange.answer(await rendered(view), headers={"Idempotent-Replayed": "true"} if repeated else None)
+
+    async def page(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query(("after", "limit"))
+        limit = limit_of(query.get("limit"), _LIMIT, _MAX_LIMIT)
+        after = None if "after" not in query else id_of(query["after"], "batch_")
+        if "after" in query and after is None:
+            raise NotFound("no such batch", param="after")
+        with content_store():
+            views = await store.page(exchange.caller.key_id, after=after, limit=limit + 1)
+            entries = [await rendered(view) for view in views[:limit]]
+        return exchange.answer(listed(entries, more=len(views) > limit))
+
+    async def get(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        view = await found(exchange)
+        with content_store():
+            return exchange.answer(await rendered(view))
+
+    async def cancel(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        view = await found(exchange)
+        with content_store():
+            asked = await batches.cancel(exchange.caller.key_id, view.batch_id)
+            view = await found(exchange)
+            if not asked and view.status not in ("cancelling", "cancelled"):
+                raise Conflict(f"the batch is {view.status}: there is nothing to cancel")
+            return exchange.answer(await rendered(view))
+
+    async def found(exchange: Exchange) -> BatchView:
+        batch_id = id_of(exchange.path_args["batch_id"], "batch_")
+        if batch_id is not None:
+            with content_store():
+                view = await store.get(exchange.caller.key_id, batch_id)
+            if view is not None:
+                return view
+        raise NotFound("no such batch")
+
+    async def rendered(view: BatchView) -> dict[str, object]:
+        completed, failed = await batches.counts(view)
+        return _rendered(view, completed, failed)
+
+    return [
+        Endpoint(method="POST", path="/v1/batches", access=Scope.JOBS, handler=create),
+        Endpoint(method="GET", path="/v1/batches", access=Scope.JOBS, handler=page),
+        Endpoint(method="GET", path="/v1/batches/{batch_id}", access=Scope.JOBS, handler=get),
+        Endpoint(method="POST", path="/v1/batches/{batch_id}/cancel", access=Scope.JOBS, handler=cancel),
+    ]
+
+
+def _new(asked: BatchRequest) -> NewBatch:
+    if asked.endpoint not in PROTOCOL_OF:
+        raise InvalidRequest(f"must be one of: {', '.join(PROTOCOL_OF)}", param="endpoint")
+    if asked.completion_window not in WINDOWS:
+        raise InvalidRequest(f"must be one of: {', '.join(WINDOWS)}", param="completion_window")
+    expiry = asked.output_expires_after
+    if expiry is not None and expiry.anchor != "created_at":
+        raise InvalidRequest("must be created_at", param="output_expires_after.anchor")
+    if any("\0" in text for pair in (asked.metadata or {}).items() for text in pair):
+        raise InvalidRequest("must not contain NUL", param="metadata")
+    file_id = id_of(asked.input_file_id, "file-")
+    return NewBatch(
+        batch_id=new_submission_id(),
+        # An id that is none of ours names nothing, like one of another key.
+        input_file_id=uuid.UUID(int=0) if file_id is None else file_id,
+        endpoint=asked.endpoint,
+        completion_window=asked.completion_window,
+        window_s=WINDOWS[asked.completion_window],
+        metadata=asked.metadata,
+        output_retention_s=None if expiry is None else float(expiry.seconds),
+    )
+
+
+def _digest(asked: BatchRequest) -> bytes:
+    return hashlib.sha256(b"batch\n" + msgspec.json.encode(asked, order="sorted")).digest()
+
+
+def _rendered(view: BatchView, completed: int, failed: int) -> dict[str, object]:
+    def ended(*statuses: str) -> int | None:
+        return at(view.ended_at) if view.status in statuses else None
+
+    def at(time: datetime | None) -> int | None:
+        return None if time is None else seconds(time)
+
+    usage = view.usage
+    return {
+        "id": f"batch_{view.batch_id.hex}",
+        "object": "batch",
+        "endpoint": view.endpoint,
+        "errors": {
+            "object": "list",
+            "data": [
+                {"code": fault.code, "message": fault.message, "param": fault.param, "line": fault.line or None}
+                for fault in view.errors
+            ],
+        }
+        if view.errors
+        else None,
+        "input_file_id": _file_id(view.input_file_id),
+        "completion_window": view.completion_window,
+        "status": view.status,
+        "output_file_id": _file_id(view.output_file_id),
+        "error_file_id": _file_id(view.error_file_id),
+        "created_at": seconds(view.created_at),
+        "in_progress_at": at(view.in_progress_at),
+        "expires_at": seconds(view.deadline_at),
+        "finalizing_at": at(view.finalizing_at),
+        "completed_at": ended("completed"),
+        "failed_at": ended("failed"),
+        "expired_at": ended("expired"),
+        "cancelling_at": at(view.cancelling_at),
+        "cancelled_at": ended("cancelled"),
+        "request_counts": {"total": view.total, "completed": completed, "failed": failed},
+        "metadata": view.metadata,
+        "usage": None
+        if usage is None
+        else {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        },
+    }
+
+
+def _file_id(file_id: uuid.UUID | None) -> str | None:
+    return None if file_id is None else f"file-{file_id.hex}"
