@@ -1,5 +1,5 @@
 """
-What the REST endpoints read of the rest of the gateway: readiness, models, usage, groups, and why jobs wait.
+What the REST endpoints read of the rest of the gateway: readiness, usage, groups, and why jobs wait.
 
 And the one thing that operators may do to a group from there: reset it.
 """
@@ -22,7 +22,6 @@ from gateway import database
 from gateway.config import Settings, normalised_endpoint
 from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.keys import Keys
-from gateway.rest import operators
 from gateway.settling import Settling
 from gateway.standing import Cause, Standing, is_rate_limit
 from metering.ledger import Ledger
@@ -76,24 +75,6 @@ class Reading:
             provider.id: "disabled" if not provider.enabled else "ready" if provider.ready else "not_ready"
             for provider in self._settings.providers.values()
         }
-
-    def models(self) -> Sequence[operators.ModelEntry]:
-        providers = self._settings.providers
-        places: dict[str, list[str]] = {
-            name: [target.provider for target in model.targets] for name, model in self._settings.models.items()
-        }
-        for provider in providers.values():
-            for name in provider.models:
-                places.setdefault(f"{provider.id}/{name}", [provider.id])
-        return [
-            operators.ModelEntry(
-                name=name,
-                providers=tuple(
-                    operators.ModelProvider(id=p, ready=providers[p].ready and providers[p].enabled) for p in found
-                ),
-            )
-            for name, found in sorted(places.items())
-        ]
 
     async def read(
         self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None, session_key: uuid.UUID

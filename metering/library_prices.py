@@ -60,6 +60,10 @@ class Library:
             self._prices[key] = self._known(price, free=key[1])
         return self._prices[key]
 
+    def context_window(self, base_url: str, upstream_model: str) -> int | None:
+        model = self._model(base_url, upstream_model)
+        return None if model is None else model.context_window
+
     def _model(self, base_url: str, upstream_model: str) -> ModelInfo | None:
         key = (base_url, upstream_model)
         if key not in self._models:

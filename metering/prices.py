@@ -113,6 +113,10 @@ class PublishedPrices(Protocol):
         """The price in force at that time; None where the list has none."""
         ...
 
+    def context_window(self, base_url: str, upstream_model: str) -> int | None:
+        """The most input tokens the model takes; None where the list does not know."""
+        ...
+
 
 class PriceBook:
     """All prices of a gateway. Configured ones win over published ones, and one for a route over one for a model."""
@@ -160,6 +164,10 @@ class PriceBook:
         if self._published is None:
             self._published = self._open()
         return self._published.price(provider_base_url, upstream_model, at)
+
+    def context_window(self, provider_base_url: str, upstream_model: str) -> int | None:
+        """The most input tokens, where a price list is open that knows: it is not opened for this."""
+        return None if self._published is None else self._published.context_window(provider_base_url, upstream_model)
 
     def _free_by(self, provider_id: str, upstream_model: str) -> str | None:
         found: str | None = None

@@ -36,25 +36,6 @@ class Readiness(Protocol):
         ...
 
 
-class ModelProvider(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    #: Its credentials are present.
-    ready: bool
-
-
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    #: As a caller names it.
-    name: str
-    #: In the order in which they are tried.
-    providers: tuple[ModelProvider, ...]
-
-
-class Catalogue(Protocol):
-    """The models that may be asked for."""
-
-    def models(self) -> Sequence[ModelEntry]: ...
-
-
 class UsageReader(Protocol):
     """The cost counters. `metering.ledger` has them."""
 
@@ -95,7 +76,7 @@ class Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
-def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, groups: GroupsReader) -> list[Endpoint]:
+def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) -> list[Endpoint]:
     """The endpoints of this module."""
 
     async def healthz(exchange: Exchange) -> web.StreamResponse:
@@ -114,10 +95,6 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
             },
             status=200 if ready else 503,
         )
-
-    async def models(exchange: Exchange) -> web.StreamResponse:
-        exchange.query(())
-        return exchange.answer({"object": "list", "data": [_model(entry) for entry in catalogue.models()]})
 
     async def read_usage(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(("session_id", "session", "day"))
@@ -159,7 +136,6 @@ def routes(*, readiness: Readiness, catalogue: Catalogue, usage: UsageReader, gr
     return [
         Endpoint(method="GET", path="/healthz", access=Access.PUBLIC, handler=healthz),
         Endpoint(method="GET", path="/readyz", access=Access.PUBLIC, handler=readyz),
-        Endpoint(method="GET", path="/v1/models", access=Access.ANY_KEY, handler=models),
         Endpoint(method="GET", path="/v1/usage", access=Scope.USAGE_READ, handler=read_usage),
         Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups),
         Endpoint(method="POST", path="/v1/groups/reset", access=Scope.ADMIN, handler=reset_group),
@@ -180,18 +156,6 @@ def _without_others(group: Mapping[str, Any], key_id: str) -> dict[str, Any]:
         ],
         # Of who waits the store does not tell the key.
         "waiting": [{**waiting, "debit_id": None} for waiting in group.get("waiting") or ()],
-    }
-
-
-def _model(entry: ModelEntry) -> dict[str, object]:
-    # `object`, `created` and `owned_by` are what OpenAI's clients insist on.
-    return {
-        "id": entry.name,
-        "object": "model",
-        "created": 0,
-        "owned_by": entry.providers[0].id if entry.providers else "",
-        "ready": any(provider.ready for provider in entry.providers),
-        "providers": entry.providers,
     }
 
 

@@ -113,6 +113,19 @@ def betas_are_taken_and_what_has_none_says_so() -> None:
 
 
 @scenario
+def models_are_listed_in_pages_and_found_by_name() -> None:
+    page = client.models.list(limit=2)
+    assert len(page.data) == 2
+    assert page.has_more
+    names = [model.id for model in client.models.list(limit=2)]
+    assert {"chat", "claude", "messages/sim-fast"} <= set(names)
+    assert len(names) == len(set(names))
+    assert client.models.retrieve("messages/sim-fast").id == "messages/sim-fast"
+    with raising(anthropic.NotFoundError):
+        client.models.retrieve("no-such-model")
+
+
+@scenario
 def every_error_is_the_clients_own() -> None:
     def raised(expected: type[anthropic.APIStatusError], call) -> anthropic.APIStatusError:
         with raising(expected) as caught:

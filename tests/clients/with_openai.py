@@ -131,6 +131,18 @@ def responses_are_answered_whole_and_streamed() -> None:
 
 
 @scenario
+def models_are_listed_and_found_by_name() -> None:
+    listed = {model.id: model for model in client.models.list()}
+    assert {"chat", "claude", "messages/sim-fast"} <= listed.keys()
+    assert listed["claude"].owned_by == "messages"
+    assert listed["claude"].prices["input"] == "3"
+    assert client.models.retrieve("messages/sim-fast").id == "messages/sim-fast"
+    with raising(openai.NotFoundError) as caught:
+        client.models.retrieve("no/such/model")
+    assert caught.error.code == "model_not_found"
+
+
+@scenario
 def every_error_is_the_clients_own() -> None:
     def raised(expected: type[openai.APIStatusError], call) -> openai.APIStatusError:
         with raising(expected) as caught:

@@ -28,11 +28,11 @@ from gateway.call import Caller, Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import AdmissionRefused, NotFound, Unauthenticated
 from gateway.keys import Keys
-from gateway.rest import operators
+from gateway.rest import models, operators
 from gateway.rest.app import RestServer, RestSettings, serve
 from gateway.rest.auth import Authenticator
 from gateway.rest.endpoint import REQUEST_ID, Access, BodyLimits, Endpoint, Exchange, usd
-from gateway.rest.operators import ModelEntry, ModelProvider
+from gateway.rest.models import ModelEntry, ModelPlace, Prices
 
 SECRET_TEXT = "the-quick-brown-canary"
 
@@ -51,13 +51,24 @@ class FakeReadiness:
         return {"openai": "not_ready", "local": "ready"}
 
 
+def place(provider: str, *, ready: bool) -> ModelPlace:
+    return ModelPlace(
+        id=provider,
+        model="gpt-4o",
+        protocol="chat_completions",
+        ready=ready,
+        context_window=128_000,
+        prices=Prices(input="2.5", output="10", version="v1"),
+        capabilities={"tools": None, "audio": False},
+    )
+
+
 class FakeCatalogue:
     def models(self) -> Sequence[ModelEntry]:
         return [
-            ModelEntry(
-                name="gpt-4o",
-                providers=(ModelProvider(id="openai", ready=False), ModelProvider(id="local", ready=True)),
-            )
+            ModelEntry(name="gpt-4o", providers=(place("openai", ready=False), place("local", ready=True))),
+            ModelEntry(name="local/meta/llama", providers=(place("local", ready=True),)),
+            ModelEntry(name="nobody-has-it", providers=(place("openai", ready=False),)),
         ]
 
 
@@ -161,9 +172,8 @@ class World:
             raise RuntimeError(SECRET_TEXT)
 
         return [
-            *operators.routes(
-                readiness=self.readiness, catalogue=FakeCatalogue(), usage=self.usage, groups=self.groups
-            ),
+            *models.routes(catalogue=FakeCatalogue()),
+            *operators.routes(readiness=self.readiness, usage=self.usage, groups=self.groups),
             Endpoint(method="POST", path="/v1/things", access=Scope.JOBS, handler=take),
             Endpoint(method="POST", path="/v1/lines", access=Scope.CHAT, handler=count),
             Endpoint(method="GET", path="/v1/things/{thing_id}", access=Scope.JOBS, handler=one),
@@ -251,7 +261,8 @@ async def real_world(database_url: str) -> AsyncIterator[World]:
 def is_error(body: Any, code: str) -> bool:
     error = body["error"]
     return bool(
-        set(error) == {"code", "message", "type", "param", "dispatched", "request_id"}
+        # Only in our own words there is a place for it.
+        set(error) - {"dispatched"} == {"code", "message", "type", "param", "request_id"}
         and error["code"] == code
         and error["message"]
         and error["type"]
@@ -315,7 +326,7 @@ async def test_every_wrong_key_gets_the_same_401(real_world: World):
     ]
     answers = set()
     for pairs in headers:
-        status, body, got = await real_world.ask("GET", "/v1/models", headers=CIMultiDict(pairs))
+        status, body, got = await real_world.ask("GET", "/v1/groups", headers=CIMultiDict(pairs))
         assert status == 401, pairs[0][1][:40]
         assert got["WWW-Authenticate"] == "Bearer"
         error = body["error"]
@@ -382,22 +393,52 @@ async def test_ready_follows_the_stores_and_alive_does_not(world: World):
     assert (await world.ask("GET", "/healthz", headers={}))[0] == 200
 
 
-async def test_models_are_listed_as_openai_clients_expect_them(world: World):
+async def test_models_are_listed_as_openai_clients_expect_them_and_none_that_nobody_is_ready_to_serve(world: World):
     status, body, _ = await world.ask("GET", "/v1/models", headers=world.key("chat"))
     assert status == 200
-    assert body == {
-        "object": "list",
-        "data": [
-            {
-                "id": "gpt-4o",
-                "object": "model",
-                "created": 0,
-                "owned_by": "openai",
-                "ready": True,
-                "providers": [{"id": "openai", "ready": False}, {"id": "local", "ready": True}],
-            }
-        ],
+    assert [entry["id"] for entry in body["data"]] == ["gpt-4o", "local/meta/llama"]
+    told = body["data"][0]
+    assert [(place["id"], place["ready"]) for place in told.pop("providers")] == [("openai", False), ("local", True)]
+    assert told == {
+        "id": "gpt-4o",
+        "object": "model",
+        "created": 0,
+        "owned_by": "local",
+        "ready": True,
+        "context_window": 128_000,
+        "max_output_tokens": None,
+        "prices": {"input": "2.5", "output": "10", "cache_read": None, "version": "v1"},
+        "capabilities": {"tools": None, "audio": False},
     }
+
+
+@pytest.mark.parametrize("path", ["local/meta/llama", "local%2Fmeta%2Fllama", "local/meta%2Fllama"])
+async def test_a_model_with_slashes_in_its_name_is_found_however_they_are_written(world: World, path: str):
+    status, body, _ = await world.ask("GET", f"/v1/models/{path}", headers=world.key("chat"))
+    assert (status, body["id"]) == (200, "local/meta/llama")
+
+
+async def test_a_model_that_is_not_there_or_that_nobody_is_ready_to_serve_is_not_found(world: World):
+    for name in ("nobody-has-it", "what", "a/b/c/d/e/f"):
+        status, body, _ = await world.ask("GET", f"/v1/models/{name}", headers=world.key("chat"))
+        assert (status, body["error"]["code"], body["error"]["type"]) == (404, "model_not_found", "not_found_error")
+
+
+async def test_anthropics_clients_get_the_list_in_pages_and_errors_in_their_own_shape(world: World):
+    headers = {**world.key("chat"), "anthropic-version": "2023-06-01"}
+    status, body, _ = await world.ask("GET", "/v1/models?limit=1", headers=headers)
+    assert (status, body["has_more"], body["first_id"], body["last_id"]) == (200, True, "gpt-4o", "gpt-4o")
+    assert (body["data"][0]["type"], body["data"][0]["max_input_tokens"]) == ("model", 128_000)
+    _, body, _ = await world.ask("GET", "/v1/models?after_id=gpt-4o", headers=headers)
+    assert ([entry["id"] for entry in body["data"]], body["has_more"]) == (["local/meta/llama"], False)
+    _, body, _ = await world.ask("GET", "/v1/models?before_id=local/meta/llama", headers=headers)
+    assert ([entry["id"] for entry in body["data"]], body["has_more"]) == (["gpt-4o"], False)
+    for query in ("limit=0", "limit=x", "limit=1001", "after_id=nobody", "before_id=a&after_id=b", "what=1"):
+        status, body, got = await world.ask("GET", f"/v1/models?{query}", headers=headers)
+        assert (status, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")
+        assert body["request_id"] == got["request-id"]
+    status, body, _ = await world.ask("GET", "/v1/models/what", headers=headers)
+    assert (status, body["type"], body["error"]["type"]) == (404, "error", "not_found_error")
 
 
 async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(world: World):

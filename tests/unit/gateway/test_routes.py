@@ -39,6 +39,9 @@ TWO = '[models.m]\nproviders = ["a", "b"]\n'
 
 
 class Unpublished:
+    def context_window(self, base_url: str, upstream_model: str) -> int | None:
+        return None
+
     def price(self, *_: object) -> KnownPrice | None:
         return None
 

@@ -30,6 +30,19 @@ class FakePriceList:
         self.asked.append((base_url, upstream_model, at))
         return B if upstream_model == "known" else None
 
+    def context_window(self, base_url: str, upstream_model: str) -> int | None:
+        return 4096 if upstream_model == "known" else None
+
+
+def test_the_size_of_a_model_is_told_where_a_list_is_open_and_opens_none() -> None:
+    prices = FakePriceList()
+    book = PriceBook(models={"mine": A}, routes={}, published=prices.open)
+    assert book.context_window("https://x", "known") is None
+    assert prices.opened == 0
+    book.price("p", "https://x", "known", "known", datetime.now(UTC))
+    assert book.context_window("https://x", "known") == 4096
+    assert book.context_window("https://x", "other") is None
+
 
 @pytest.mark.parametrize(
     ("text", "amount"),
