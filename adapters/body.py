@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from adapters.errors import MalformedRequest
+from adapters.errors import Broken, MalformedRequest
 
 #: Deeper than any JSON schema in use; shallow enough for every parser on the way.
 MAX_DEPTH = 96
@@ -161,6 +161,17 @@ def from_base64(text: str, path: str) -> bytes:
 def given(raw: msgspec.Raw) -> msgspec.Raw | None:
     """A raw field, None where it was absent or null."""
     return None if raw is ABSENT or bytes(raw) == b"null" else raw
+
+
+def raw_text(raw: msgspec.Raw) -> str:
+    """
+    A raw field of an answer as text. Raises `Broken` (code "malformed") where it is not UTF-8: whoever decoded what is
+    around it had not to look.
+    """
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError as error:
+        raise Broken("what came is not UTF-8", code="malformed") from error
 
 
 def to_data_url(media_type: str, data: bytes) -> str:

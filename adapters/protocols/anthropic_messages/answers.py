@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import ABSENT, given
+from adapters.body import ABSENT, given, raw_text
 from adapters.chat import ChatResponse, Choice, Reasoning, StopReason, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
@@ -232,7 +232,7 @@ def _decode_block(raw: msgspec.Raw) -> BlockOut:
 def arguments_of(raw: msgspec.Raw) -> str:
     """The input of a tool call as JSON text. A call without any has an empty object for it."""
     known = given(raw)
-    return "{}" if known is None else bytes(known).decode()
+    return "{}" if known is None else raw_text(known)
 
 
 def made_id(seed: str, index: int) -> str:

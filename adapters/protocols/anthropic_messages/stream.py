@@ -216,8 +216,11 @@ class MessageStream:
             case "content_block_start":
                 if wire.content_block is None:
                     self._fail(Broken("a block of the stream has no content", code="malformed"))
-                else:
+                    return
+                try:
                     self._take_start(wire.index, wire.content_block, events)
+                except Broken as error:
+                    self._fail(error)
             case "content_block_delta":
                 if wire.delta is None:
                     self._fail(Broken("a block of the stream goes on with nothing", code="malformed"))

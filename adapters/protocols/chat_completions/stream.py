@@ -47,9 +47,9 @@ class _Call:
 
     __slots__ = ("held", "id", "index", "signature", "started")
 
-    def __init__(self, index: int, call_id: str) -> None:
-        #: Counted from 0, whatever the provider counts from.
-        self.index = index
+    def __init__(self, call_id: str) -> None:
+        #: Counted from 0 in the order in which calls are told, whatever the provider counts from.
+        self.index = -1
         self.id = call_id
         #: Arguments that came before the name.
         self.held: list[str] = []
@@ -60,11 +60,13 @@ class _Call:
 class _Choice:
     """What is known of one choice."""
 
-    __slots__ = ("blocks", "calls", "current", "finish", "refused", "said")
+    __slots__ = ("blocks", "calls", "current", "finish", "refused", "said", "started")
 
     def __init__(self) -> None:
         self.finish: str | None = None
         self.calls: list[_Call] = []
+        #: Calls that were told.
+        self.started = 0
         #: The provider's index of a tool call to the call it now stands for.
         self.current: dict[int, _Call] = {}
         self.refused = False
@@ -276,13 +278,18 @@ class ChatStream:
             if not name:
                 call.held.append(piece)
                 return
-            call.started = True
-            yield ToolCallStart(call.index, call.id, name, choice_index, call.signature)
+            yield self._start(choice_index, choice, call, name)
             piece = "".join((*call.held, piece))
         elif signed is not None:
             self._omitted["late_signature"] = None
         if piece:
             yield ToolCallDelta(call.index, piece, choice_index)
+
+    @staticmethod
+    def _start(choice_index: int, choice: _Choice, call: _Call, name: str) -> ToolCallStart:
+        call.started, call.index = True, choice.started
+        choice.started += 1
+        return ToolCallStart(call.index, call.id, name, choice_index, call.signature)
 
     def _call_of(self, choice_index: int, choice: _Choice, wire: ToolCallOut, name: str | None) -> _Call:
         """
@@ -293,7 +300,7 @@ class ChatStream:
         call = choice.current.get(key)
         if call is None or (call.started and name and wire.id and wire.id != call.id):
             number = len(choice.calls)
-            call = _Call(number, wire.id or answers.made_id(self._made_seed(), choice_index, number))
+            call = _Call(wire.id or answers.made_id(self._made_seed(), choice_index, number))
             choice.calls.append(call)
             choice.current[key] = call
         elif not call.started and wire.id:
@@ -314,8 +321,7 @@ class ChatStream:
         for index, choice in self._choices.items():
             for call in choice.calls:
                 if not call.started:
-                    call.started = True
-                    events.append(ToolCallStart(call.index, call.id, "", index, call.signature))
+                    events.append(self._start(index, choice, call, ""))
                     events.extend(ToolCallDelta(call.index, piece, index) for piece in call.held if piece)
         self._finished = True
         events.append(

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import ABSENT, given
+from adapters.body import ABSENT, given, raw_text
 from adapters.chat import (
     ChatResponse,
     Choice,
@@ -172,7 +172,19 @@ class Reader:
     `omitted` is shared by the candidates of an answer: what the canonical form does not carry, in the order it came.
     """
 
-    __slots__ = ("_calls", "_images", "_index", "_length", "_omitted", "_open", "_partial", "block", "finish", "said")
+    __slots__ = (
+        "_calls",
+        "_images",
+        "_index",
+        "_length",
+        "_looked_into",
+        "_omitted",
+        "_open",
+        "_partial",
+        "block",
+        "finish",
+        "said",
+    )
 
     def __init__(self, index: int, omitted: dict[str, None]) -> None:
         self._index = index
@@ -186,6 +198,7 @@ class Reader:
         self._images = 0
         self._calls = 0
         self._partial: PartialCall | None = None
+        self._looked_into: bytes | None = None
         self.said = False
 
     @property
@@ -297,7 +310,7 @@ class Reader:
                 self.end_call(payload, response_id, events)
             return
         args = given(wire.args)
-        arguments = "{}" if args is None else bytes(args).decode()
+        arguments = "{}" if args is None else raw_text(args)
         self._call(wire.id, wire.name or "", arguments, signature, payload, response_id, events)
 
     def end_call(self, payload: bytes, response_id: str | None, events: list[Event], *, whole: bool = True) -> None:
@@ -325,8 +338,14 @@ class Reader:
             events.append(ToolCallDelta(number, arguments, self._index))
 
     def _omit_unknown(self, payload: bytes) -> None:
-        """A part without a field that is known: empty, or of a kind that is not."""
-        content = msgspec.json.decode(payload)
+        """A part without a field that is known: empty, or of a kind that is not. Looks into a payload once."""
+        if payload is self._looked_into:
+            return
+        self._looked_into = payload
+        try:
+            content = msgspec.json.decode(payload)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise Broken("what came is not JSON", code="malformed") from error
         for candidate in content.get("candidates") or ():
             for part in (candidate.get("content") or {}).get("parts") or ():
                 if not _KNOWN_OF_PART.issuperset(part):

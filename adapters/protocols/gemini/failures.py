@@ -201,7 +201,7 @@ def _quota_marks(name: object, value: object) -> set[str]:
     marks = set()
     if isinstance(name, str) and "PerDay" in name:
         marks.add("day_of_model" if "PerModel" in name else "day")
-    if value in {"0", 0} and not isinstance(value, bool):
+    if isinstance(value, str | int) and not isinstance(value, bool) and value in {"0", 0}:
         marks.add("no_quota")
     return marks
 

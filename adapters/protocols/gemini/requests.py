@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import from_base64, read_fields, typed
+from adapters.body import from_base64, given, read_fields, typed
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -586,7 +586,9 @@ def _switch_off(fields: dict[str, Any], dropped: list[str]) -> None:
 
 
 def _inner(value: Any) -> dict[str, Any]:
-    return dict(_object_in.decode(value)) if isinstance(value, msgspec.Raw) else dict(value)
+    if isinstance(value, msgspec.Raw):
+        return dict(_object_in.decode(value)) if given(value) is not None else {}
+    return dict(value)
 
 
 class _Writer:

@@ -91,8 +91,9 @@ class _Call:
 
     __slots__ = ("held", "id", "index", "said", "started")
 
-    def __init__(self, index: int, call_id: str) -> None:
-        self.index = index
+    def __init__(self, call_id: str) -> None:
+        #: Counted from 0 in the order in which calls are told.
+        self.index = -1
         self.id = call_id
         #: Arguments that came before the name.
         self.held: list[str] = []
@@ -114,6 +115,8 @@ class ResponseStream:
         #: The item and the part that the last piece of text was of.
         self._saying = self._saying_part = -1
         self._calls: list[_Call] = []
+        #: Calls that were told.
+        self._started = 0
         self._blocks = 0
         self._refused = False
         self._omitted = answers.Omitted()
@@ -394,17 +397,17 @@ class ResponseStream:
         call = item.call
         if call is None:
             number = len(self._calls)
-            call = item.call = _Call(number, call_id or item.id or answers.made_id(self._made_seed(), number))
+            call = item.call = _Call(call_id or item.id or answers.made_id(self._made_seed(), number))
             self._calls.append(call)
         elif call_id and not call.started:
             call.id = call_id
         return call
 
-    @staticmethod
-    def _start(call: _Call, name: str, signature: str | None, events: list[Event]) -> None:
+    def _start(self, call: _Call, name: str, signature: str | None, events: list[Event]) -> None:
         if call.started:
             return
-        call.started = True
+        call.started, call.index = True, self._started
+        self._started += 1
         events.append(ToolCallStart(call.index, call.id, name, 0, signature))
         events.extend(ToolCallDelta(call.index, piece) for piece in call.held)
         call.held.clear()

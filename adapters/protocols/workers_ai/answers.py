@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from adapters.body import ABSENT, given
+from adapters.body import ABSENT, given, raw_text
 from adapters.chat import (
     ChatResponse,
     Choice,
@@ -114,12 +114,15 @@ def _part(value: int | None, whole: int | None) -> int | None:
 
 
 class _Call:
-    """A tool call as it comes in. Counted from 0, whatever the provider counts from."""
+    """A tool call as it comes in."""
 
-    __slots__ = ("held", "id", "index", "started")
+    __slots__ = ("held", "id", "index", "number", "started")
 
-    def __init__(self, index: int, call_id: str | None) -> None:
-        self.index = index
+    def __init__(self, number: int, call_id: str | None) -> None:
+        #: Counted from 0 in the order in which calls came, for the id of one that has none.
+        self.number = number
+        #: And in the order in which they are told, whatever the provider counts from.
+        self.index = -1
         self.id = call_id
         #: Arguments that came before the name.
         self.held: list[str] = []
@@ -129,11 +132,13 @@ class _Call:
 class Reader:
     """One choice, piece by piece, to events. The native shape is the choice 0."""
 
-    __slots__ = ("_calls", "_current", "_index", "finish", "refused", "said")
+    __slots__ = ("_calls", "_current", "_index", "_started", "finish", "refused", "said")
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._calls: list[_Call] = []
+        #: Calls that were told.
+        self._started = 0
         #: The provider's index of a call to the call it now stands for.
         self._current: dict[int, _Call] = {}
         self.finish: str | None = None
@@ -180,12 +185,16 @@ class Reader:
             if not name:
                 call.held.append(piece)
                 return
-            call.started = True
-            call.id = call.id or f"call_{_seed(payload, answer_id)}_{self._index}_{call.index}"
-            yield ToolCallStart(call.index, call.id, name, self._index)
+            yield self._start(call, name, payload, answer_id)
             piece = "".join((*call.held, piece))
         if piece:
             yield ToolCallDelta(call.index, piece, self._index)
+
+    def _start(self, call: _Call, name: str, payload: bytes, answer_id: str | None) -> ToolCallStart:
+        call.started, call.index = True, self._started
+        self._started += 1
+        call.id = call.id or f"call_{_seed(payload, answer_id)}_{self._index}_{call.number}"
+        return ToolCallStart(call.index, call.id, name, self._index)
 
     def _call_of(self, wire: schema.ToolCallOut, name: str | None, piece: str) -> _Call | None:
         """
@@ -216,18 +225,13 @@ class Reader:
         """Calls that never got a name are told without one."""
         for call in self._calls:
             if not call.started:
-                call.started = True
-                call_id = call.id or f"call_{_seed(payload, answer_id)}_{self._index}_{call.index}"
-                events.append(ToolCallStart(call.index, call_id, "", self._index))
+                events.append(self._start(call, "", payload, answer_id))
                 events.extend(ToolCallDelta(call.index, piece, self._index) for piece in call.held if piece)
 
 
 def _arguments(wire: schema.ToolCallOut) -> str:
     """As JSON text, byte for byte where they came as an object."""
-    raw = given(wire.function.arguments if wire.function else wire.arguments)
-    if raw is None:
-        return ""
-    return _text.decode(raw) if bytes(raw)[:1] == b'"' else bytes(raw).decode()
+    return json_text(wire.function.arguments if wire.function else wire.arguments)
 
 
 def _seed(payload: bytes, answer_id: str | None) -> str:
@@ -235,12 +239,20 @@ def _seed(payload: bytes, answer_id: str | None) -> str:
     return answer_id[-32:] if answer_id else hashlib.sha256(payload).hexdigest()[:24]
 
 
-def response_text(raw: msgspec.Raw) -> str:
-    """`response` as text: in JSON mode it is the value itself, which is then kept byte for byte."""
+def json_text(raw: msgspec.Raw) -> str:
+    """
+    `response` as text: in JSON mode it is the value itself, which is then kept byte for byte. Raises `Broken` where
+    that is not UTF-8.
+    """
     text = given(raw)
     if text is None:
         return ""
-    return _text.decode(text) if bytes(text)[:1] == b'"' else bytes(text).decode()
+    if bytes(text)[:1] != b'"':
+        return raw_text(text)
+    try:
+        return _text.decode(text)
+    except msgspec.DecodeError as error:
+        raise Broken("what came is not UTF-8", code="malformed") from error
 
 
 def unwrapped(body: bytes, *, headers: Mapping[str, str]) -> tuple[schema.AnswerOut, bytes]:
@@ -275,7 +287,7 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
             raise Broken("the answer has neither a response nor choices", code="malformed")
         reader, events = Reader(0), list[Event]()
         reader.think(wire.reasoning_content, events)
-        reader.text(response_text(wire.response), events)
+        reader.text(json_text(wire.response), events)
         reader.call(wire.tool_calls or (), payload, wire.id, events)
         choices.append(_choice(0, reader, events, wire.finish_reason or "", payload, wire, headers))
     return ChatResponse(

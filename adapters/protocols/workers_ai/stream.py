@@ -147,7 +147,10 @@ class WorkersStream:
             self._id = chunk.id
         if chunk.model:
             self._model = chunk.model
-        self._take_chunk(chunk, data, events)
+        try:
+            self._take_chunk(chunk, data, events)
+        except Broken as error:
+            self._fail(error)
 
     def _take_chunk(self, chunk: schema.AnswerOut, data: bytes, events: list[Event]) -> None:
         if chunk.choices is not None:
@@ -166,7 +169,7 @@ class WorkersStream:
         reader = self._reader(0)
         reader.think(chunk.reasoning_content, events)
         if chunk.response is not ABSENT:
-            reader.text(answers.response_text(chunk.response), events)
+            reader.text(answers.json_text(chunk.response), events)
         if chunk.tool_calls:
             reader.call(chunk.tool_calls, data, self._id, events)
         self._end_choice(reader, chunk.finish_reason)
