@@ -264,6 +264,10 @@ class Adapter(Protocol):
         """A whole answer, or an error. Cancelling it closes the connection."""
         ...
 
+    async def embed(self, call: EmbeddingCall) -> EmbeddingResponse:
+        """A vector for each input, or an error. Cancelling it closes the connection."""
+        ...
+
     def stream(self, call: UpstreamCall) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:
         """
         Dispatches on entry and yields batches of events; leaving closes the connection unless the body ended.

@@ -14,7 +14,7 @@ import msgspec
 
 from adapters.chat import ChatResponse, ChoiceEnd, Delta
 from admission.lease import Waiting
-from gateway.call import Call, Completion
+from gateway.call import Call, Completion, Embedded
 from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 
@@ -87,4 +87,12 @@ class Line(Protocol):
         Entering returns once the first content (or the end) is there: until then everything may be retried, after
         it nothing is. Leaving early takes the request back.
         """
+        ...
+
+
+class EmbeddingLine(Protocol):
+    """The same line for embeddings."""
+
+    async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
+        """Of a call with `embedding`. Raises as `Line` does."""
         ...

@@ -41,6 +41,7 @@ from gateway.recovery import Recovery
 from gateway.rest import app as rest
 from gateway.rest import batches as rest_batches
 from gateway.rest import chat as rest_chat
+from gateway.rest import embeddings as rest_embeddings
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
 from gateway.rest import models as rest_models
@@ -288,6 +289,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 ),
                 [
                     *rest_chat.routes(line=pipeline, settings=settings.streams),
+                    *rest_embeddings.routes(line=pipeline),
                     *rest_models.routes(catalogue=Catalogue(settings.providers, settings.models, prices)),
                     *operators.routes(readiness=reading, usage=reading, groups=reading),
                     *rest_jobs.routes(

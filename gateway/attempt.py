@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from adapters.chat import ChatResponse, Delta, Event, Finished, Native, UsageReport
-from adapters.contract import Batch, Endpoint, UpstreamCall, relayed
+from adapters.contract import Batch, EmbeddingCall, EmbeddingResponse, Endpoint, UpstreamCall, relayed
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
 from adapters.limits import Remaining
 from admission.lease import Ending, Lease, Settlement, Verdict
@@ -104,20 +104,33 @@ class Attempt:
 
     @property
     def upstream(self) -> UpstreamCall:
-        """
-        What the adapter is asked for. Its deadline is the attempt's, or the caller's where that comes first and nobody
-        would read on after it.
-        """
-        deadline = self.lease.hard_deadline
-        if self.call.deadline is not None and not self.drain_s:
-            deadline = min(deadline, self.call.deadline)
+        """What the adapter is asked for."""
         return UpstreamCall(
             endpoint=self._endpoint,
             model=self.route.model,
             request=self.chat,
-            deadline=deadline,
+            deadline=self._deadline,
             relay=self.call.relay,
         )
+
+    @property
+    def embedding(self) -> EmbeddingCall:
+        """What the adapter is asked for, where that is no chat."""
+        assert self.call.embedding is not None, "a call for embeddings says which"
+        return EmbeddingCall(
+            endpoint=self.route.endpoint,
+            model=self.route.model,
+            request=self.call.embedding,
+            deadline=self._deadline,
+        )
+
+    @property
+    def _deadline(self) -> float:
+        """The attempt's, or the caller's where that comes first and nobody would read on after it."""
+        deadline = self.lease.hard_deadline
+        if self.call.deadline is not None and not self.drain_s:
+            deadline = min(deadline, self.call.deadline)
+        return deadline
 
     @property
     def _endpoint(self) -> Endpoint:
@@ -193,7 +206,7 @@ class Attempt:
             raw, self.native_end = raw[:last], raw[last:]
         return [*deltas, cast("Delta", Native(raw))] if deltas or raw else []
 
-    def answered(self, response: ChatResponse) -> None:
+    def answered(self, response: ChatResponse | EmbeddingResponse) -> None:
         """A plain call got its whole answer."""
         self.first_byte_s = time.monotonic() - self.started_at
         self.usage = response.usage
@@ -202,7 +215,11 @@ class Attempt:
         self.provider_request_id = response.provider_request_id
         self.remaining = response.remaining
         self.dropped += response.dropped
-        self.omitted = response.omitted
+        if isinstance(response, ChatResponse):
+            self.omitted = response.omitted
+        else:
+            # Nobody tells it, since there can be none.
+            self.usage = msgspec.structs.replace(response.usage, output_total=0)
         self.finished = Finished(ends=())
 
     async def begin(self, dispatch: Callable[[Attempt], Awaitable[T]]) -> T:

@@ -39,7 +39,7 @@ class Billing:
 
     def about(self, call: Call, route: Route) -> Decimal | None:
         """About what the call costs there in USD, to compare routes; None where no price is known."""
-        output = call.chat.max_output_tokens or route.provider.max_output_tokens or _USUAL_OUTPUT_TOKENS
+        output = _output(call, route)
         usage = Usage(
             input_total=max(size_of(call.chat) // _BYTES_PER_TOKEN, 1), output_total=output * (call.chat.n or 1)
         )
@@ -53,7 +53,7 @@ class Billing:
 
     def tokens(self, call: Call, route: Route) -> int:
         """About how many tokens an attempt will use, for limits per minute: corrected when it has ended."""
-        output = call.chat.max_output_tokens or route.provider.max_output_tokens or _USUAL_OUTPUT_TOKENS
+        output = _output(call, route)
         return size_of(call.chat) // _BYTES_PER_TOKEN + output * (call.chat.n or 1)
 
     def complete(self, call: Call, route: Route, usage: Usage, reported_cost_usd: str | None) -> Cost:
@@ -97,6 +97,13 @@ class Billing:
 
     def _price(self, requested: str, provider: Provider, upstream: str) -> KnownPrice | None:
         return self._prices.price(provider.id, provider.base_url, requested, upstream, datetime.now(UTC))
+
+
+def _output(call: Call, route: Route) -> int:
+    """About how many tokens of output a choice has."""
+    if call.embedding is not None:
+        return 0
+    return call.chat.max_output_tokens or route.provider.max_output_tokens or _USUAL_OUTPUT_TOKENS
 
 
 def size_of(chat: ChatRequest) -> int:

@@ -12,7 +12,8 @@ from decimal import Decimal
 
 import msgspec
 
-from adapters.chat import ChatRequest, ChatResponse
+from adapters.chat import ChatRequest, ChatResponse, Message, Role, Text
+from adapters.contract import EmbeddingRequest, EmbeddingResponse
 from admission.lease import Class
 from gateway.errors import InvalidRequest
 from gateway.outcome import Outcome
@@ -120,6 +121,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     relay: bool = False
     #: Betas of Anthropic's API that the caller wants; told to a provider of that protocol only.
     betas: tuple[str, ...] = ()
+    #: What is asked for in place of a chat, which is then the one of `size_of_embedding`.
+    embedding: EmbeddingRequest | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,3 +130,20 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     response: ChatResponse
     outcome: Outcome
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors with their outcome."""
+
+    response: EmbeddingResponse
+    outcome: Outcome
+
+
+def size_of_embedding(request: EmbeddingRequest) -> ChatRequest:
+    """A chat as large as the request and without an output, for whoever asks what a call may use."""
+    text = Text(text="".join(item if isinstance(item, str) else " " * len(item) for item in request.inputs))
+    return ChatRequest(
+        messages=() if request.native is not None else (Message(role=Role.USER, content=(text,)),),
+        max_output_tokens=0,
+        native=request.native,
+    )

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
-from adapters.contract import Adapter
+from adapters.contract import Adapter, EmbeddingResponse
 from adapters.errors import Broken, ProviderError, Rejected, RequestNotExpressible
 from admission.contract import StoreUnavailable
 from admission.controller import Controller
@@ -25,7 +25,7 @@ from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, new_id
 from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.attempt import Attempt, Attempts, Late, Receipt, intent
 from gateway.billing import Billing
-from gateway.call import Call, Completion
+from gateway.call import Call, Completion, Embedded
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
 from gateway.router import Route, Router, RoutingSettings
@@ -43,7 +43,7 @@ _HEARD_AGAIN_S: Final = 2.0
 
 
 class Pipeline:
-    """Satisfies `gateway.answer.Line`."""
+    """Satisfies `gateway.answer.Line` and `gateway.answer.EmbeddingLine`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Pipeline:
         """After the last call: answers that are read on for callers who left get to that time of the event loop."""
         await self._attempts.close(until)
 
-    # ---------------------------------------------------------------- the two faces
+    # ---------------------------------------------------------------- its faces
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
@@ -93,6 +93,13 @@ class Pipeline:
             await observer.completed(response, attempt.number)
             receipt = await self._attempts.settle(attempt, run.reports)
             return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
+
+    async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
+        run = Run(call, self._settings, self._standing)
+        async with run.logged(), AsyncExitStack() as stack:
+            attempt, response = await self._serve(run, observer, stack, self._vectors, streamed=False)
+            receipt = await self._attempts.settle(attempt, run.reports)
+            return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     # ---------------------------------------------------------------- before the commit point
 
@@ -273,6 +280,11 @@ class Pipeline:
 
     async def _whole_answer(self, attempt: Attempt) -> ChatResponse:
         response = await self._told(attempt, lambda: self._adapter.complete(attempt.upstream))
+        attempt.answered(response)
+        return response
+
+    async def _vectors(self, attempt: Attempt) -> EmbeddingResponse:
+        response = await self._adapter.embed(attempt.embedding)
         attempt.answered(response)
         return response
 

@@ -42,7 +42,7 @@ class Library:
         self._providers: dict[str, Provider | None] = {}
         self._models: dict[tuple[str, str], ModelInfo | None] = {}
         # By identity: the library hands out the same object for as long as a price is in force, and keeps it alive.
-        self._prices: dict[tuple[int, bool], KnownPrice | None] = {}
+        self._prices: dict[tuple[int, bool, bool], KnownPrice | None] = {}
 
     def price(self, base_url: str, upstream_model: str, at: datetime) -> KnownPrice | None:
         """
@@ -54,10 +54,10 @@ class Library:
         if model is None:
             return None
         price = model.get_prices(at)
-        # An entry without a figure is free only where the vendor's own name for it says so.
-        key = (id(price), upstream_model.endswith(":free"))
+        # An entry without a figure is free only where the vendor's own name for it says so. Embeddings have no output.
+        key = (id(price), upstream_model.endswith(":free"), "embed" in upstream_model.lower())
         if key not in self._prices:
-            self._prices[key] = self._known(price, free=key[1])
+            self._prices[key] = self._known(price, free=key[1], no_output=key[2])
         return self._prices[key]
 
     def context_window(self, base_url: str, upstream_model: str) -> int | None:
@@ -85,8 +85,10 @@ class Library:
                 self._providers[base_url] = None
         return self._providers[base_url]
 
-    def _known(self, price: ModelPrice, *, free: bool) -> KnownPrice | None:
-        figures: _Figures = {key: value for key, value in vars(price).items() if value is not None}
+    def _known(self, price: ModelPrice, *, free: bool, no_output: bool = False) -> KnownPrice | None:
+        figures = {key: value for key, value in vars(price).items() if value is not None}
+        if no_output:
+            figures.setdefault("output_mtok", Decimal(0))
         if not figures and free:
             return Price(input=Decimal(0), output=Decimal(0), version=self._version)
         if "input_mtok" not in figures or "output_mtok" not in figures:

@@ -33,11 +33,11 @@ def scenario(function: Callable[[], Any]) -> Callable[[], Any]:
 
 def main() -> None:
     """Runs all, or those whose name has one of the words of the command line in it."""
+    words = sys.argv[1:]
+    chosen = [one for one in _SCENARIOS if not words or any(word in one.__name__ for word in words)]
     failed = 0
-    for function in _SCENARIOS:
+    for function in chosen:
         name = function.__name__
-        if len(sys.argv) > 1 and not any(word in name for word in sys.argv[1:]):
-            continue
         began = time.monotonic()
         reset()
         try:
@@ -50,7 +50,8 @@ def main() -> None:
             traceback.print_exc(file=sys.stdout)
         else:
             print(f"ok     {name}  {time.monotonic() - began:.2f} s", flush=True)
-    sys.exit(f"{failed} failed" if failed else 0)
+    if failed or not chosen:
+        sys.exit(f"{failed} of {len(chosen)} failed" if chosen else f"no scenario has {' or '.join(words)} in its name")
 
 
 class Caught:

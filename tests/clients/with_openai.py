@@ -131,6 +131,30 @@ def responses_are_answered_whole_and_streamed() -> None:
 
 
 @scenario
+def embeddings_come_in_order_with_their_cost() -> None:
+    raw = client.embeddings.with_raw_response.create(model="embed", input=["a bridge", "a river"])
+    answer = raw.parse()
+    assert [item.index for item in answer.data] == [0, 1]
+    assert len(answer.data[0].embedding) == 8
+    assert answer.data[0].embedding != answer.data[1].embedding
+    assert answer.usage.prompt_tokens > 0
+    assert float(raw.headers["x-tollbridge-cost-usd"]) > 0
+    assert raw.headers["x-tollbridge-route"] == "chat/sim-embed"
+    plain = client.embeddings.create(model="embed", input=["a bridge", "a river"], encoding_format="float")
+    assert [item.embedding for item in plain.data] == [item.embedding for item in answer.data]
+    assert client.embeddings.create(model="embed", input="one").data[0].embedding
+    with raising(openai.BadRequestError) as caught:
+        client.embeddings.create(model="embed", input="")
+    assert caught.error.param == "input"
+    with raising(openai.BadRequestError) as caught:
+        client.embeddings.create(model="claude", input="x")
+    assert caught.error.code == "unsupported_field"
+    provider("faults", {"status": 429}, model="sim-embed")
+    with raising(openai.RateLimitError):
+        client.embeddings.create(model="embed", input="x")
+
+
+@scenario
 def models_are_listed_and_found_by_name() -> None:
     listed = {model.id: model for model in client.models.list()}
     assert {"chat", "claude", "messages/sim-fast"} <= listed.keys()

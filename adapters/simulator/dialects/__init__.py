@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from adapters.simulator.dialect import Dialect
 from adapters.simulator.dialects.anthropic_messages import AnthropicMessages
 from adapters.simulator.dialects.chat_completions import ChatCompletions
+from adapters.simulator.dialects.embeddings import Embeddings
 from adapters.simulator.dialects.gemini import Gemini
 from adapters.simulator.dialects.responses import Responses
 from adapters.simulator.dialects.workers_ai import WorkersAi
@@ -23,6 +24,7 @@ CHAT_COMPLETIONS = BY_NAME["chat_completions"]
 
 _CALLS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r"/v1/chat/completions"), CHAT_COMPLETIONS),
+    (re.compile(r"/v1/embeddings"), Embeddings()),
     (re.compile(r"/v1/responses"), BY_NAME["responses"]),
     (re.compile(r"/v1/messages"), BY_NAME["anthropic_messages"]),
     (re.compile(r"/v1beta/models/[^/]+:(?:g|streamG)enerateContent"), BY_NAME["gemini"]),

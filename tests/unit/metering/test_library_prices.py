@@ -123,6 +123,12 @@ def test_a_price_without_a_token_price_is_unknown_and_not_zero(library):
             assert library._known(published, free=False) is None
 
 
+def test_embeddings_have_no_output_to_pay_for(library):
+    price = library.price("https://api.openai.com/v1", "text-embedding-3-small", datetime.now(UTC))
+    assert price is not None
+    assert (price.input > 0, price.output) == (True, 0)
+
+
 def test_a_model_marked_free_by_its_vendor_costs_zero(library):
     free = next(
         model.id

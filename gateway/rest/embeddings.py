@@ -1,0 +1,48 @@
+"""
+Embeddings, for the clients of OpenAI: the same line as for a chat, with another question in it.
+
+What the vectors cost is charged like everything else. A route whose protocol has no embeddings is passed over, and
+where no other is left the caller is told so.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from aiohttp import web
+
+from adapters.protocols.chat_completions import ChatCompletions, embedding_envelope
+from gateway.answer import EmbeddingLine
+from gateway.call import Call, Scope, size_of_embedding
+from gateway.rest.apis import CHAT_COMPLETIONS, attribution
+from gateway.rest.chat import named_model, parsed
+from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
+from gateway.rest.fields import options_from_headers
+
+
+def routes(*, line: EmbeddingLine) -> list[Endpoint]:
+    """The endpoint of this module."""
+    api, protocol = CHAT_COMPLETIONS, ChatCompletions()
+
+    async def embed(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        options = options_from_headers(exchange.request.headers)
+        request = await exchange.parsed(partial(parsed, protocol.parse_embedding_request))
+        asked = embedding_envelope(request)
+        embedded = await line.embed(
+            Call(
+                request_id=exchange.request_id,
+                caller=exchange.caller,
+                model=named_model(asked.model, role=options.role),
+                chat=size_of_embedding(request),
+                options=options,
+                transport="rest",
+                embedding=request,
+            )
+        )
+        return web.Response(
+            body=protocol.render_embedding_response(embedded.response, base64=asked.base64),
+            headers={**answer_headers(exchange.request_id, api), **dict(attribution(embedded.outcome))},
+        )
+
+    return [Endpoint(method="POST", path="/v1/embeddings", access=Scope.CHAT, handler=embed, apis=(api,))]
