@@ -44,6 +44,7 @@ from gateway.rest import chat as rest_chat
 from gateway.rest import embeddings as rest_embeddings
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
+from gateway.rest import keys as rest_keys
 from gateway.rest import models as rest_models
 from gateway.rest import operators
 from gateway.rest.body import unique_members
@@ -302,6 +303,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     ),
                     *rest_files.routes(store=batches.store, settings=settings.jobs),
                     *rest_batches.routes(batches=batches),
+                    *rest_keys.routes(keys=keys),
                 ],
                 keys,
             )

@@ -605,7 +605,7 @@ def intent(
             skill_version=options.skill_version,
             tool=options.tool,
             role=options.role,
-            tags=options.tags or None,
+            tags=call.tags or None,
             upper_bound_usd=None if bound is None else decimal_string(bound),
             price_version=version,
         )

@@ -61,6 +61,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     key_id: uuid.UUID
     name: str
     scopes: frozenset[Scope]
+    #: What it may use.
+    policy: Policy = ANYTHING
+    #: On each of its calls; of two tags with one name, this is the one that counts.
+    tags: dict[str, str] = {}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,8 +114,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     #: The event loop's time by which the caller wants the answer; None where it set no deadline.
     deadline: float | None = None
-    #: What the key may use, beside what the configuration and the request itself say.
-    policy: Policy = ANYTHING
     #: How the request came in: "grpc", "rest", "job".
     transport: str
     #: The number of attempts made for this debit before (by an earlier executor of a job).
@@ -123,6 +125,21 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     betas: tuple[str, ...] = ()
     #: What is asked for in place of a chat, which is then the one of `size_of_embedding`.
     embedding: EmbeddingRequest | None = None
+
+    @property
+    def policy(self) -> Policy:
+        """What the key may use, beside what the configuration and the request itself say."""
+        return self.caller.policy
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The request's own and the key's."""
+        return {**self.options.tags, **self.caller.tags}
+
+    @property
+    def overruled_tags(self) -> list[str]:
+        """Names of tags for which the request has another value than its key, which is not kept."""
+        return [name for name, tag in self.options.tags.items() if self.caller.tags.get(name, tag) != tag]
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,11 +88,9 @@ class Run:
         self.places: dict[str, int] = {}
         #: Why routes were not tried, those of the plan first; with the id of one that was planned.
         self._left_out: list[tuple[str | None, LeftOut]] = []
-        self.warnings = (
-            ("idempotency_key: kept for the record, not enforced by this version",)
-            if call.options.idempotency_key is not None
-            else ()
-        )
+        self.warnings = tuple(f"tags.{name}: the API key's own value stands" for name in call.overruled_tags)
+        if call.options.idempotency_key is not None:
+            self.warnings += ("idempotency_key: kept for the record, not enforced by this version",)
 
     @property
     def failed(self) -> AttemptReport | None:

@@ -30,6 +30,21 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         names = (asked, f"{provider}/{upstream}")
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.models for name in names)
 
+    def within(self, other: Policy) -> bool:
+        """Whether all that this allows is surely allowed by the other: where patterns leave that open, it is not."""
+        providers = other.providers is None or (self.providers is not None and self.providers <= other.providers)
+        models = other.models is None or (
+            self.models is not None
+            and all(any(_within(pattern, wider) for wider in other.models) for pattern in self.models)
+        )
+        cost = other.max_cost_usd is None or (self.max_cost_usd is not None and self.max_cost_usd <= other.max_cost_usd)
+        return providers and models and cost
+
+
+def _within(pattern: str, wider: str) -> bool:
+    # A `?` or a set in the wider one would match a `*` of the other as if that were one character.
+    return pattern == wider or ("[" not in pattern + wider and "?" not in wider and fnmatch.fnmatchcase(pattern, wider))
+
 
 #: No limits.
 ANYTHING = Policy()

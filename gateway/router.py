@@ -235,6 +235,17 @@ class Router:
         if model or role is None:
             self.places(model)
 
+    def allowed(self, model: str, policy: Policy) -> frozenset[tuple[str, str]]:
+        """
+        Where a key of this policy may have the model, by the configuration's own policy, too: the provider's id and its
+        name for the model. Empty: nowhere, so the name is nothing to that key. Raises `ModelNotFound`.
+        """
+        return frozenset(
+            (place.provider.id, place.target.model)
+            for place in self.places(model)
+            if all(party.allows(place.provider.id, place.target.model, place.asked) for party in (self._policy, policy))
+        )
+
     def _role(self, name: str) -> Role:
         role = self._roles.get(name)
         if role is None:

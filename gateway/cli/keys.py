@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -18,7 +18,7 @@ from gateway.cli import tables
 from gateway.cli.failure import Failed
 from gateway.embedded import EmbeddedPostgresError
 from gateway.errors import GatewayError
-from gateway.keys import KeyRecord, Keys
+from gateway.keys import LONGEST_OVERLAP_S, Change, KeyRecord, Keys
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -30,7 +30,7 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 @click.group("keys")
 def command() -> None:
     """
-    Create, list and revoke API keys.
+    Create, list, change, rotate and revoke API keys.
 
     These commands work on the gateway's database, the one of the configuration or the embedded one of the data
     directory. A running gateway hears of a change within two seconds.
@@ -53,16 +53,58 @@ def _options(command: _F) -> _F:
     return command
 
 
+def _span(text: str) -> timedelta | None:
+    span = _SPAN.fullmatch(text)
+    return None if span is None else timedelta(**{_UNITS[span[2]]: int(span[1])})
+
+
 def _expiry(_ctx: click.Context, _option: click.Parameter, text: str | None) -> datetime | None:
     if text is None:
         return None
-    if span := _SPAN.fullmatch(text):
-        return datetime.now(UTC) + timedelta(**{_UNITS[span[2]]: int(span[1])})
+    if span := _span(text):
+        return datetime.now(UTC) + span
     try:
         at = datetime.fromisoformat(text)
     except ValueError as error:
         raise click.BadParameter("should be a span (12h, 90d, 4w) or a time (2027-01-31T00:00+00:00)") from error
     return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _overlap(_ctx: click.Context, _option: click.Parameter, text: str) -> float:
+    span = timedelta() if text == "0" else _span(text)
+    if span is None or span.total_seconds() > LONGEST_OVERLAP_S:
+        raise click.BadParameter("should be a span (12h, 7d) of at most 30 days, or 0")
+    return span.total_seconds()
+
+
+def _tags(_ctx: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    tags = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter("should be name=value")
+        tags[name] = value
+    return tags
+
+
+_SCOPES: Final = click.Choice([scope.value for scope in Scope])
+
+
+def _profile(command: _F) -> _F:
+    """The options for what a key may use."""
+    for option in (
+        click.option("--expires", callback=_expiry, metavar="WHEN", help="After a span (12h, 90d, 4w) or at a time."),
+        click.option("--description", metavar="TEXT", help="What it is for."),
+        click.option(
+            "--tag", "tags", multiple=True, callback=_tags, metavar="NAME=VALUE", help="On each of its calls."
+        ),
+        click.option(
+            "--provider", "providers", multiple=True, metavar="ID", help="A provider it may use; repeat for more."
+        ),
+        click.option("--model", "models", multiple=True, metavar="PATTERN", help="Models it may use; repeat for more."),
+    ):
+        command = option(command)
+    return command
 
 
 @command.command("create")
@@ -71,14 +113,18 @@ def _expiry(_ctx: click.Context, _option: click.Parameter, text: str | None) -> 
     "--scope",
     "scopes",
     multiple=True,
-    type=click.Choice([scope.value for scope in Scope]),
+    type=_SCOPES,
     help="What it may do; repeat for more. Default: chat and jobs and reading its own usage.",
 )
-@click.option("--expires", callback=_expiry, metavar="WHEN", help="After a span (12h, 90d, 4w) or at a time.")
+@_profile
 @_options
 def create(
     name: str,
     scopes: tuple[str, ...],
+    models: tuple[str, ...],
+    providers: tuple[str, ...],
+    tags: dict[str, str],
+    description: str | None,
     expires: datetime | None,
     path: Path | None,
     data_dir: Path | None,
@@ -89,12 +135,28 @@ def create(
 
     \b
     Examples:
-      tollbridge keys create web-frontend --scope chat
+      tollbridge keys create web-frontend --scope chat --model 'gpt-*' --tag team=web
       tollbridge keys create operator --scope admin --scope usage:read --expires 12h
       export TOLLBRIDGE_API_KEY=$(tollbridge keys create me)
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     granted = [Scope(scope) for scope in scopes] or [Scope.CHAT, Scope.JOBS, Scope.USAGE_READ]
-    record, secret = _run(path, data_dir, lambda keys: keys.create(name, granted, expires))
+    record, secret = _run(
+        path,
+        data_dir,
+        lambda keys: keys.create(
+            name,
+            granted,
+            expires,
+            tags,
+            description=description or "",
+            models=models or None,
+            providers=providers or None,
+        ),
+    )
+    _tell_secret(record, secret, as_json=as_json)
+
+
+def _tell_secret(record: KeyRecord, secret: str, *, as_json: bool) -> None:
     if as_json:
         tables.json({**_told(record), "secret": secret})
         return
@@ -122,12 +184,14 @@ def list_(path: Path | None, data_dir: Path | None, as_json: bool) -> None:
     tables.table(
         tables.console(),
         "keys",
-        ("name", "state", "scopes", "created", "expires", "id"),
+        ("name", "state", "scopes", "may use", "tags", "created", "expires", "id"),
         [
             (
                 record.name,
                 _state(record, now),
                 ", ".join(sorted(record.scopes)),
+                _may_use(record),
+                ", ".join(f"{name}={value}" for name, value in sorted(record.tags.items())),
                 _day(record.created_at),
                 _day(record.expires_at),
                 record.key_id,
@@ -135,6 +199,97 @@ def list_(path: Path | None, data_dir: Path | None, as_json: bool) -> None:
             for record in records
         ],
     )
+
+
+@command.command("change")
+@click.argument("key")
+@click.option("--name", metavar="NAME", help="Its new name.")
+@click.option("--scope", "scopes", multiple=True, type=_SCOPES, help="What it may do from now on; repeat for more.")
+@click.option("--any-model", is_flag=True, help="It may use every model.")
+@click.option("--any-provider", is_flag=True, help="It may use every provider.")
+@click.option("--no-tags", is_flag=True, help="Its calls have no tags of its own.")
+@click.option("--no-expiry", is_flag=True, help="It does not expire.")
+@_profile
+@_options
+def change(
+    key: str,
+    name: str | None,
+    scopes: tuple[str, ...],
+    any_model: bool,
+    any_provider: bool,
+    no_tags: bool,
+    no_expiry: bool,
+    models: tuple[str, ...],
+    providers: tuple[str, ...],
+    tags: dict[str, str],
+    description: str | None,
+    expires: datetime | None,
+    path: Path | None,
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """
+    Change KEY (its name or id). What is not named stays; a list that is named replaces the one it had.
+
+    \b
+    Examples:
+      tollbridge keys change web-frontend --model gpt-4o-mini --model 'claude-*'
+      tollbridge keys change web-frontend --any-model --expires 30d
+    """  # noqa: D301  a real backspace: click keeps the paragraph's lines
+    both = {
+        "--any-model": any_model and models,
+        "--any-provider": any_provider and providers,
+        "--no-tags": no_tags and tags,
+        "--no-expiry": no_expiry and expires,
+    }
+    for option, given in both.items():
+        if given:
+            raise click.UsageError(f"{option} and its opposite are both given")
+    fields: dict[str, Any] = {}
+    for field, named, cleared, empty in (
+        ("name", name, False, None),
+        ("description", description, False, None),
+        ("scopes", frozenset(Scope(scope) for scope in scopes) or None, False, None),
+        ("models", models or None, any_model, None),
+        ("providers", providers or None, any_provider, None),
+        ("tags", tags or None, no_tags, {}),
+        ("expires_at", expires, no_expiry, None),
+    ):
+        if named is not None or cleared:
+            fields[field] = named if named is not None else empty
+    if not fields:
+        raise click.UsageError("nothing to change is named")
+    record = _run(path, data_dir, lambda keys: keys.change(key, Change(**fields)))
+    if as_json:
+        tables.json(_told(record))
+    else:
+        click.echo(f"key {record.name!r} is changed: {', '.join(fields)}")
+
+
+@command.command("rotate")
+@click.argument("key")
+@click.option(
+    "--overlap",
+    "overlap_s",
+    default="24h",
+    show_default=True,
+    callback=_overlap,
+    metavar="SPAN",
+    help="How long the secret before this one is good, too; 0: it is refused at once.",
+)
+@_options
+def rotate(key: str, overlap_s: float, path: Path | None, data_dir: Path | None, as_json: bool) -> None:
+    """
+    Make another secret for KEY (its name or id) and print it, once.
+
+    The one before stays good for the overlap, so that programs can be moved one by one. One from before that does not.
+
+    \b
+    Example:
+      tollbridge keys rotate web-frontend --overlap 7d
+    """  # noqa: D301  a real backspace: click keeps the paragraph's lines
+    record, secret = _run(path, data_dir, lambda keys: keys.rotate(key, overlap_s))
+    _tell_secret(record, secret, as_json=as_json)
 
 
 @command.command("revoke")
@@ -194,11 +349,22 @@ def _told(record: KeyRecord) -> dict[str, object]:
     return {
         "id": record.key_id,
         "name": record.name,
+        "description": record.description,
         "scopes": sorted(record.scopes),
+        "models": record.models,
+        "providers": record.providers,
+        "tags": record.tags,
         "created_at": record.created_at,
+        "changed_at": record.changed_at,
         "expires_at": record.expires_at,
         "revoked_at": record.revoked_at,
+        "previous_secret_until": record.previous_secret_until,
     }
+
+
+def _may_use(record: KeyRecord) -> str:
+    models = "any model" if record.models is None else ", ".join(record.models)
+    return models if record.providers is None else f"{models} at {', '.join(record.providers)}"
 
 
 def _state(record: KeyRecord, now: datetime) -> object:

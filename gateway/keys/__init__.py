@@ -6,6 +6,8 @@ anything about any key has changed. So a request costs no round trip, a key that
 revocation is in force everywhere within two seconds. A process that could not ask for `stale_after_s` refuses every
 key: a revocation it has not heard of must not be worth more than that.
 
+What a key may use goes along with the caller that it stands for, so that no transport can forget it.
+
 A secret is `tb_<10 characters that say which key>_<43 characters of 32 random bytes>`. It is shown once and stored as
 its SHA-256. Nothing is ever looked up by a part of it.
 """
@@ -21,8 +23,9 @@ import hmac
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Final
 
 import asyncpg
 import msgspec
@@ -31,10 +34,31 @@ import structlog
 from admission.lease import new_id
 from gateway.call import Caller, Scope
 from gateway.database import Pool, StoreUnavailable
-from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFound, Unauthenticated
+from gateway.errors import (
+    Code,
+    Conflict,
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+)
+from gateway.keys.rights import NO_LIMITS, Change, Limits, Profile, Rights, check, check_giving, policy_of
 from gateway.keys.store import ActiveKey, Full, KeyRecord, KeyStore, NameTaken, NewKey
 
-__all__ = ["ENVIRONMENT", "Bootstrap", "EnvironmentKey", "KeyRecord", "Keys", "KeysSettings", "public_part"]
+__all__ = [
+    "ENVIRONMENT",
+    "LONGEST_OVERLAP_S",
+    "Bootstrap",
+    "Change",
+    "EnvironmentKey",
+    "KeyRecord",
+    "Keys",
+    "KeysSettings",
+    "Limits",
+    "Profile",
+    "public_part",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +70,8 @@ FIRST = "first"
 MAX_TOKEN = 512
 #: Characters TOLLBRIDGE_API_KEY must have.
 MIN_ENVIRONMENT_KEY = 16
-MAX_NAME = 128
+#: Seconds for which two secrets of one key may be good.
+LONGEST_OVERLAP_S: Final = 30 * 86_400.0
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: 62**43 > 2**256.
@@ -101,7 +126,11 @@ def environment_key_fault(value: str | None) -> str | None:
 class _Entry(msgspec.Struct, frozen=True):
     digest: bytes
     caller: Caller
+    rights: Rights
+    #: Of this secret of it, in seconds since the epoch by the database's clock; None: never.
     expires_at: float | None
+    #: It has limits, which this version does not know how to hold.
+    limited: bool
 
 
 class Keys:
@@ -160,10 +189,13 @@ class Keys:
         if not token or len(token) > MAX_TOKEN or not token.isascii():
             raise Unauthenticated
         self._check_current()
-        digest = hashlib.sha256(token.encode("ascii")).digest()
+        digest = _digest(token)
         entry = self._by_digest.get(digest)
         if entry is None or not hmac.compare_digest(entry.digest, digest) or self._expired(entry):
             raise Unauthenticated
+        if entry.limited:
+            # A newer version has set them. To let it through would be to have none.
+            raise PermissionDenied("the key has limits that this version of the gateway cannot hold")
         return entry.caller
 
     def caller(self, key_id: uuid.UUID) -> Caller | None:
@@ -182,44 +214,143 @@ class Keys:
         scopes: Iterable[Scope],
         expires_at: datetime | None = None,
         tags: Mapping[str, str] | None = None,
+        *,
+        description: str = "",
+        models: Iterable[str] | None = None,
+        providers: Iterable[str] | None = None,
+        limits: Limits = NO_LIMITS,
+        by: Caller | None = None,
     ) -> tuple[KeyRecord, str]:
-        """A new key and its secret, which cannot be had again. Raises InvalidRequest, Conflict for a name in use."""
-        if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or name != name.strip():
-            raise InvalidRequest(f"a key's name is 1 to {MAX_NAME} printable characters", param="name")
-        if name == ENVIRONMENT:
-            raise InvalidRequest("this name is kept for the key in TOLLBRIDGE_API_KEY", param="name")
-        if expires_at is not None and expires_at.tzinfo is None:
-            raise InvalidRequest("a time without a zone", param="expires_at")
-        if expires_at is not None and expires_at.timestamp() <= self._database_time:
-            raise InvalidRequest("this time has passed", param="expires_at")
-        granted = frozenset(scopes)
-        if not granted:
-            raise InvalidRequest("a key without scopes can do nothing", param="scopes")
-        new, secret = _new_key(name, granted, expires_at, dict(tags or {}))
+        """
+        A new key and its secret, which cannot be had again. `by`: the key that asks; None: an operator.
+
+        Raises InvalidRequest, Conflict for a name in use, PermissionDenied where `by` does not have what it gives.
+        """
+        profile = Profile(
+            name=name,
+            description=description,
+            scopes=frozenset(scopes),
+            models=None if models is None else tuple(models),
+            providers=None if providers is None else tuple(providers),
+            tags=dict(tags or {}),
+            limits=limits,
+            expires_at=expires_at,
+        )
+        self._check(profile)
+        if by is not None:
+            check_giving(profile, self._rights(by))
+        new, secret = _new_key(profile)
         with _as_gateway_errors():
             record = await self._store.insert(new)
             await self._refresh()
-        log.info("gateway.key_created", key_id=str(record.key_id), name=name)
+        log.info("gateway.key_created", key_id=str(record.key_id), name=name, by=_name(by))
         return record, secret
 
-    async def list(self) -> list[KeyRecord]:
-        """Every key there ever was, oldest first."""
+    async def list(self, after: uuid.UUID | None = None, most: int | None = None) -> list[KeyRecord]:
+        """Every key there ever was, oldest first; the first `most` of those after this one."""
         with _as_gateway_errors():
-            return await self._store.list()
+            return await self._store.list(after, most)
 
-    async def revoke(self, key: uuid.UUID | str) -> KeyRecord:
-        """Ends a key, given by id or name, for good. Raises NotFound where no active key is meant."""
-        key_id = _as_id(key)
+    async def get(self, key_id: uuid.UUID) -> KeyRecord:
+        """Raises NotFound."""
         with _as_gateway_errors():
-            record = await self._store.revoke(key_id, str(key))
-            if record is None and key_id is not None and isinstance(key, str):
-                # A name may look like an id.
-                record = await self._store.revoke(None, key)
-            if record is None:
-                raise NotFound("no active key has this id or name")
-            await self._refresh()
-        log.info("gateway.key_revoked", key_id=str(record.key_id), name=record.name)
+            record = await self._store.get(key_id)
+        if record is None:
+            raise NotFound("no key has this id")
         return record
+
+    async def change(self, key: uuid.UUID | str, change: Change, by: Caller | None = None) -> KeyRecord:
+        """
+        Changes a key, given by id or name.
+
+        `by` as for `create`: it gives only what it has, or takes away. Raises InvalidRequest, NotFound where no active
+        key is meant, Conflict, PermissionDenied.
+        """
+
+        def decide(record: KeyRecord) -> Profile:
+            given = change.given
+            if record.name == ENVIRONMENT and given.get("name", ENVIRONMENT) != ENVIRONMENT:
+                raise InvalidRequest("the key in TOLLBRIDGE_API_KEY keeps its name", param="name")
+            fields = {name: getattr(record, name) for name in Profile.__struct_fields__}
+            profile = Profile(**{**fields, **given})
+            # A key that has expired meanwhile may still be described.
+            now = self._now if "expires_at" in given else float("-inf")
+            self._check(profile, now=now, kept_name=record.name)
+            if by is not None:
+                check_giving(profile, self._rights(by), record)
+            return profile
+
+        with _as_gateway_errors():
+            record = await self._meant(key, lambda key_id, name: self._store.change(key_id, name, decide))
+            await self._refresh()
+        log.info(
+            "gateway.key_changed",
+            key_id=str(record.key_id),
+            name=record.name,
+            fields=sorted(change.given),
+            by=_name(by),
+        )
+        return record
+
+    async def rotate(self, key: uuid.UUID | str, overlap_s: float, by: Caller | None = None) -> tuple[KeyRecord, str]:
+        """
+        Another secret for a key, given by id or name, beside which the one before is good for `overlap_s` seconds more.
+        One from before that is refused from now on: two are good at most.
+
+        Raises InvalidRequest, NotFound where no active key is meant, PermissionDenied where `by` does not have all that
+        the key has: it would have its secret.
+        """
+        if not 0 <= overlap_s <= LONGEST_OVERLAP_S:
+            raise InvalidRequest(f"must be from 0 to {LONGEST_OVERLAP_S:.0f} seconds", param="overlap_s")
+        made: list[str] = []
+
+        def make(record: KeyRecord) -> bytes:
+            if record.name == ENVIRONMENT:
+                raise InvalidRequest("this key's secret is what TOLLBRIDGE_API_KEY says: set another one there")
+            if by is not None:
+                check_giving(record, self._rights(by))
+            made.append(_new_secret(record.key_id))
+            return _digest(made[0])
+
+        with _as_gateway_errors():
+            record = await self._meant(key, lambda key_id, name: self._store.rotate(key_id, name, overlap_s, make))
+            await self._refresh()
+        log.info("gateway.key_rotated", key_id=str(record.key_id), name=record.name, overlap_s=overlap_s, by=_name(by))
+        return record, made[0]
+
+    async def revoke(self, key: uuid.UUID | str, by: Caller | None = None) -> KeyRecord:
+        """Ends a key, given by id or name, for good. Raises NotFound where no active key is meant."""
+        with _as_gateway_errors():
+            record = await self._meant(key, self._store.revoke)
+            await self._refresh()
+        log.info("gateway.key_revoked", key_id=str(record.key_id), name=record.name, by=_name(by))
+        return record
+
+    async def _meant(
+        self,
+        key: uuid.UUID | str,
+        act: Callable[[uuid.UUID | None, str], Awaitable[KeyRecord | None]],
+    ) -> KeyRecord:
+        key_id = _as_id(key)
+        record = await act(key_id, str(key))
+        if record is None and key_id is not None and isinstance(key, str):
+            # A name may look like an id.
+            record = await act(None, key)
+        if record is None:
+            raise NotFound("no active key has this id or name")
+        return record
+
+    def _check(self, profile: Profile, *, now: float | None = None, kept_name: str | None = None) -> None:
+        check(profile, self._now if now is None else now)
+        if profile.name == ENVIRONMENT != kept_name:
+            raise InvalidRequest("this name is kept for the key in TOLLBRIDGE_API_KEY", param="name")
+
+    def _rights(self, caller: Caller) -> Rights:
+        """Raises Unauthenticated where the key is not active any more."""
+        entry = self._usable_ids.get(caller.key_id)
+        if entry is None or self._expired(entry):
+            raise Unauthenticated
+        return entry.rights
 
     async def bootstrap(self, environment_key: str | None) -> Bootstrap:
         """
@@ -239,7 +370,7 @@ class Keys:
             async with self._store.alone() as session:
                 if await session.any():
                     return Bootstrap(environment=EnvironmentKey.ABSENT)
-                new, secret = _new_key(FIRST, _EVERY_SCOPE, None, {})
+                new, secret = _new_key(Profile(name=FIRST, scopes=_EVERY_SCOPE))
                 await session.insert(new)
             await self._refresh()
         return Bootstrap(environment=EnvironmentKey.ABSENT, first_secret=secret)
@@ -247,7 +378,7 @@ class Keys:
     async def _take_over(self, value: str) -> EnvironmentKey:
         if fault := environment_key_fault(value):
             raise InvalidRequest(fault, param="TOLLBRIDGE_API_KEY")
-        digest = hashlib.sha256(value.encode("ascii")).digest()
+        digest = _digest(value)
         with _as_gateway_errors():
             async with self._store.alone() as session:
                 found = await session.by_digest(digest)
@@ -256,8 +387,8 @@ class Keys:
                 elif await session.replace_digest(ENVIRONMENT, digest):
                     done = EnvironmentKey.REPLACED
                 else:
-                    new = NewKey(key_id=new_id(), name=ENVIRONMENT, digest=digest, scopes=_EVERY_SCOPE)
-                    await session.insert(new)
+                    profile = Profile(name=ENVIRONMENT, scopes=_EVERY_SCOPE)
+                    await session.insert(NewKey(key_id=new_id(), digest=digest, profile=profile))
                     done = EnvironmentKey.ADDED
             # Also where nothing was written: another process may have done it a moment ago.
             await self._refresh()
@@ -274,8 +405,12 @@ class Keys:
     def _expired(self, entry: _Entry) -> bool:
         if entry.expires_at is None:
             return False
-        # By the database's clock, which all processes share.
-        return entry.expires_at <= self._database_time + (self._clock() - self._asked_at)
+        return entry.expires_at <= self._now
+
+    @property
+    def _now(self) -> float:
+        """Seconds since the epoch, by the database's clock, which all processes share."""
+        return self._database_time + (self._clock() - self._asked_at)
 
     async def _refresh(self) -> None:
         """Asks for the version, and reads the keys where it has changed. Raises StoreUnavailable."""
@@ -290,7 +425,11 @@ class Keys:
                 raise StoreUnavailable("the database does not answer") from error
             if active is not None:
                 entries = [_entry(key) for key in active]
-                self._by_digest = {entry.digest: entry for entry in entries}
+                self._by_digest = {
+                    secret.digest: secret
+                    for entry, key in zip(entries, active, strict=True)
+                    for secret in _secrets(entry, key)
+                }
                 self._usable_ids = {entry.caller.key_id: entry for entry in entries}
                 self._version = found.version
             self._asked_at = asked_at
@@ -317,22 +456,58 @@ def public_part(key_id: uuid.UUID) -> str:
     return base64.b32encode(key_id.bytes[-7:])[:10].decode("ascii").lower()
 
 
-def _new_key(
-    name: str, scopes: frozenset[Scope], expires_at: datetime | None, tags: dict[str, str]
-) -> tuple[NewKey, str]:
+def _new_key(profile: Profile) -> tuple[NewKey, str]:
     key_id = new_id()
+    secret = _new_secret(key_id)
+    return NewKey(key_id=key_id, digest=_digest(secret), profile=profile), secret
+
+
+def _new_secret(key_id: uuid.UUID) -> str:
     number = int.from_bytes(secrets.token_bytes(_RANDOM_BYTES))
     digits = []
     for _ in range(_SECRET_LENGTH):
         number, digit = divmod(number, len(_BASE62))
         digits.append(_BASE62[digit])
-    secret = f"tb_{public_part(key_id)}_{''.join(digits)}"
-    digest = hashlib.sha256(secret.encode("ascii")).digest()
-    return NewKey(key_id=key_id, name=name, digest=digest, scopes=scopes, tags=tags, expires_at=expires_at), secret
+    return f"tb_{public_part(key_id)}_{''.join(digits)}"
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("ascii")).digest()
 
 
 def _entry(key: ActiveKey) -> _Entry:
-    return _Entry(key.digest, Caller(key_id=key.key_id, name=key.name, scopes=key.scopes), key.expires_at)
+    expires_at = key.expires_at
+    return _Entry(
+        digest=key.digest,
+        caller=Caller(
+            key_id=key.key_id,
+            name=key.name,
+            scopes=key.scopes,
+            policy=policy_of(key.models, key.providers),
+            tags=key.tags,
+        ),
+        rights=Rights(
+            scopes=key.scopes,
+            models=key.models,
+            providers=key.providers,
+            expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, UTC),
+        ),
+        expires_at=expires_at,
+        limited=key.limited,
+    )
+
+
+def _secrets(entry: _Entry, key: ActiveKey) -> Iterator[_Entry]:
+    """The key by each of its secrets."""
+    yield entry
+    if key.previous is not None:
+        digest, until = key.previous
+        ends = until if entry.expires_at is None else min(until, entry.expires_at)
+        yield msgspec.structs.replace(entry, digest=digest, expires_at=ends)
+
+
+def _name(caller: Caller | None) -> str | None:
+    return None if caller is None else caller.name
 
 
 def _as_id(key: uuid.UUID | str) -> uuid.UUID | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 
 import asyncpg
@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.call import Scope
 from gateway.database import Connection, Pool, store_errors
+from gateway.keys.rights import Limits, Profile
 
 _SQL = importlib.resources.files("gateway.keys").joinpath("sql")
 
@@ -28,34 +29,34 @@ def _sql(name: str) -> str:
 _ACTIVE = _sql("active")
 _ANY = _sql("any")
 _BY_DIGEST = _sql("by_digest")
+_CHANGE = _sql("change")
+_GET = _sql("get")
+_HOLD = _sql("hold")
 _INSERT = _sql("insert")
 _LIST = _sql("list")
 _LOCK = _sql("lock")
 _REPLACE_DIGEST = _sql("replace_digest")
 _REVOKE = _sql("revoke")
+_ROTATE = _sql("rotate")
 _VERSION = _sql("version")
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+class KeyRecord(Profile, frozen=True, kw_only=True):
     """What may be told of a key. Its secret is known to nobody but whoever was shown it."""
 
     key_id: uuid.UUID
-    name: str
-    scopes: frozenset[Scope]
-    tags: dict[str, str]
     created_at: datetime
     #: None: never.
-    expires_at: datetime | None
+    changed_at: datetime | None
     revoked_at: datetime | None
+    #: Until when the secret from before the last rotation is good, too; None where it is not.
+    previous_secret_until: datetime | None
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
     key_id: uuid.UUID
-    name: str
     digest: bytes
-    scopes: frozenset[Scope]
-    tags: dict[str, str] = {}
-    expires_at: datetime | None = None
+    profile: Profile
 
 
 class ActiveKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +64,15 @@ class ActiveKey(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     digest: bytes
     scopes: frozenset[Scope]
+    models: tuple[str, ...] | None
+    providers: tuple[str, ...] | None
+    tags: dict[str, str]
+    #: It has limits.
+    limited: bool
     #: Seconds since the epoch by the database's clock; None: never.
     expires_at: float | None
+    #: The digest of the secret before this one, and until when that is good, too.
+    previous: tuple[bytes, float] | None
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,14 +118,61 @@ class KeyStore:
                 name=row["name"],
                 digest=row["digest"],
                 scopes=_scopes(row["scopes"]),
+                models=_names(row["models"]),
+                providers=_names(row["providers"]),
+                tags={} if row["tags"] == "{}" else _tags(row["tags"]),
+                limited=row["limited"],
                 expires_at=row["expires_at"],
+                previous=None if row["previous_digest"] is None else (row["previous_digest"], row["previous_until"]),
             )
             for row in rows
         ]
 
-    async def list(self) -> list[KeyRecord]:
+    async def list(self, after: uuid.UUID | None, most: int | None) -> list[KeyRecord]:
+        """In the order of their ids. `most` None: all."""
         with store_errors():
-            return [_record(row) for row in await self._pool.fetch(_LIST)]
+            return [_record(row) for row in await self._pool.fetch(_LIST, after, most)]
+
+    async def get(self, key_id: uuid.UUID) -> KeyRecord | None:
+        with store_errors():
+            row = await self._pool.fetchrow(_GET, key_id)
+        return None if row is None else _record(row)
+
+    async def change(
+        self, key_id: uuid.UUID | None, name: str, decide: Callable[[KeyRecord], Profile]
+    ) -> KeyRecord | None:
+        """
+        Gives the active key with this id, or (id None) this name, the profile that is decided on by what it is now.
+        What `decide` raises ends it. None where there is no such key. Raises NameTaken.
+        """
+        with store_errors():
+            async with self._pool.acquire() as connection, connection.transaction():
+                row = await connection.fetchrow(_HOLD, key_id, name)
+                if row is None:
+                    return None
+                record = _record(row)
+                with _name_taken():
+                    row = await connection.fetchrow(_CHANGE, record.key_id, *_columns(decide(record)))
+        assert row is not None
+        return _record(row)
+
+    async def rotate(
+        self,
+        key_id: uuid.UUID | None,
+        name: str,
+        overlap_s: float,
+        make: Callable[[KeyRecord], bytes],
+    ) -> KeyRecord | None:
+        """As `change`: another secret, by its digest; the one before stays good for so long."""
+        with store_errors():
+            async with self._pool.acquire() as connection, connection.transaction():
+                row = await connection.fetchrow(_HOLD, key_id, name)
+                if row is None:
+                    return None
+                record = _record(row)
+                row = await connection.fetchrow(_ROTATE, record.key_id, make(record), overlap_s)
+        assert row is not None
+        return _record(row)
 
     async def insert(self, key: NewKey) -> KeyRecord:
         """Raises NameTaken, Full."""
@@ -153,7 +208,13 @@ class Session:
 
     async def by_digest(self, digest: bytes) -> Found | None:
         row = await self._connection.fetchrow(_BY_DIGEST, digest)
-        return None if row is None else Found(name=row["name"], usable=row["revoked_at"] is None and not row["expired"])
+        return (
+            None
+            if row is None
+            else Found(
+                name=row["name"], usable=row["revoked_at"] is None and not row["expired"] and not row["replaced"]
+            )
+        )
 
     async def replace_digest(self, name: str, digest: bytes) -> bool:
         """False where no active key has this name."""
@@ -161,31 +222,62 @@ class Session:
 
     async def insert(self, key: NewKey) -> KeyRecord:
         """Raises NameTaken, Full."""
-        scopes = sorted(scope.value for scope in key.scopes)
-        tags = msgspec.json.encode(key.tags).decode()
-        try:
+        with _name_taken():
             row = await self._connection.fetchrow(
-                _INSERT, key.key_id, key.name, key.digest, scopes, tags, key.expires_at, self._most
+                _INSERT, key.key_id, key.profile.name, key.digest, *_columns(key.profile)[1:], self._most
             )
-        except asyncpg.UniqueViolationError as error:
-            if error.constraint_name != "api_key_active_name":
-                raise
-            raise NameTaken from error
         if row is None:
             raise Full
         return _record(row)
+
+
+def _columns(profile: Profile) -> tuple[object, ...]:
+    return (
+        profile.name,
+        profile.description,
+        sorted(scope.value for scope in profile.scopes),
+        profile.models,
+        profile.providers,
+        msgspec.json.encode(profile.tags).decode(),
+        msgspec.json.encode(profile.limits).decode(),
+        profile.expires_at,
+    )
+
+
+@contextlib.contextmanager
+def _name_taken() -> Iterator[None]:
+    try:
+        yield
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "api_key_active_name":
+            raise
+        raise NameTaken from error
 
 
 def _record(row: asyncpg.Record) -> KeyRecord:
     return KeyRecord(
         key_id=row["key_id"],
         name=row["name"],
+        description=row["description"],
         scopes=_scopes(row["scopes"]),
-        tags=msgspec.json.decode(row["tags"], type=dict[str, str]),
+        models=_names(row["models"]),
+        providers=_names(row["providers"]),
+        tags=_tags(row["tags"]),
+        limits=msgspec.json.decode(row["limits"], type=Limits),
         created_at=row["created_at"],
+        changed_at=row["changed_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
+        previous_secret_until=row["previous_until"],
     )
+
+
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if names is None else tuple(names)
+
+
+def _tags(text: str) -> dict[str, str]:
+    return msgspec.json.decode(text, type=dict[str, str])
 
 
 def _scopes(names: Sequence[str]) -> frozenset[Scope]:

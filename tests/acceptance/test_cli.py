@@ -166,7 +166,19 @@ def test_a_key_is_made_used_and_revoked(tollbridge, gateway, monkeypatch):
     assert tollbridge("groups", key=secret).exit_code == 0
     denied = tollbridge("jobs", "list", key=secret)
     assert denied.stderr.startswith("error: permission_denied")
-    assert "reader" in tollbridge("keys", "list").stdout
+    changed = tollbridge("keys", "change", "reader", "--model", "gpt-*", "--tag", "team=core", "--json")
+    assert changed.exit_code == 0, changed.output
+    assert json.loads(changed.stdout)["models"] == ["gpt-*"]
+    listed = tollbridge("keys", "list").stdout
+    assert "reader" in listed
+    assert "gpt-*" in listed
+    rotated = tollbridge("keys", "rotate", "reader", "--overlap", "1h")
+    assert rotated.exit_code == 0, rotated.output
+    gateway.until_heard(rotated.stdout.strip())
+    assert tollbridge("groups", key=secret).exit_code == 0
+    assert tollbridge("keys", "rotate", "reader", "--overlap", "31d").exit_code == 2
+    assert tollbridge("keys", "change", "reader").exit_code == 2
+    assert tollbridge("keys", "change", "reader", "--any-model", "--model", "x").exit_code == 2
     assert tollbridge("keys", "create", "reader").stderr.startswith("error: conflict")
     assert tollbridge("keys", "revoke", "reader").exit_code == 0
     assert tollbridge("keys", "revoke", "reader").stderr.startswith("error: not_found")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -74,7 +75,7 @@ async def test_a_new_key_works_at_once_and_its_secret_is_not_in_the_database(dat
     async with keys_of(database_url) as keys:
         record, secret = await keys.create("ci", [Scope.CHAT], tags={"team": "core"})
         caller = await keys.authenticate(secret)
-        assert caller == Caller(key_id=record.key_id, name="ci", scopes=frozenset({Scope.CHAT}))
+        assert caller == Caller(key_id=record.key_id, name="ci", scopes=frozenset({Scope.CHAT}), tags={"team": "core"})
         assert secret.startswith(f"tb_{public_part(record.key_id)}_")
         assert len(secret.rpartition("_")[2]) == 43
         assert [listed.name for listed in await keys.list()] == ["ci"]
@@ -104,6 +105,54 @@ async def test_every_wrong_token_is_refused_in_the_same_words(database_url):
             messages.add(str(caught.value))
         assert len(messages) == 1
         assert await keys.authenticate(secret)
+
+
+def medians(ask: Callable[[str], object], one: str, other: str, *, samples: int = 10_000) -> tuple[float, float]:
+    """Nanoseconds of each, interleaved."""
+    spent: dict[str, list[int]] = {one: [], other: []}
+    for number in range(samples):
+        for token in (one, other) if number % 2 else (other, one):
+            began = time.perf_counter_ns()
+            ask(token)
+            spent[token].append(time.perf_counter_ns() - began)
+    return statistics.median(spent[one]), statistics.median(spent[other])
+
+
+def separable(ask: Callable[[str], object], one: str, other: str) -> bool:
+    """Whether the medians differ by a twentieth in each of five rounds, and always the same way round."""
+    ratios = [first / second for first, second in (medians(ask, one, other) for _ in range(5))]
+    return min(ratios) > 1.05 or max(ratios) < 0.95
+
+
+async def test_an_unknown_key_takes_as_long_as_one_that_is_wrong_in_its_last_character(database_url):
+    async with keys_of(database_url) as keys:
+        _, secret = await keys.create("ci", [Scope.CHAT])
+        wrong = secret[:-1] + ("0" if secret[-1] != "0" else "1")
+        unknown = "tb_aaaaaaaaaa_" + "0" * 43
+
+        def ask(token: str) -> None:
+            with suppress(Unauthenticated):
+                keys.authenticate(token).send(None)
+
+        def leaks(token: str) -> None:
+            # A check that stops at the first difference, to see that such a thing is seen.
+            for known, given in zip(secret, token, strict=True):
+                if known != given:
+                    return
+
+        assert not separable(ask, unknown, wrong)
+        assert separable(leaks, unknown, wrong)
+
+
+async def test_a_flood_of_wrong_keys_does_not_reach_the_database_and_leaves_nothing_behind(database_url):
+    async with database.open_pool(database_url, name="test-keys", size=1) as pool, Keys.open(pool) as keys:
+        await keys.create("ci", [Scope.CHAT])
+        # A query would fail from here on, and not be a wrong key.
+        pool.terminate()
+        before = len(keys._by_digest)
+        for number in range(20_000):
+            assert await refused(keys, f"tb_{number:010}_{'x' * 43}")
+        assert len(keys._by_digest) == before == 1
 
 
 async def test_a_token_far_too_long_costs_nothing(database_url):

@@ -1,5 +1,7 @@
 -- active() -> rows: the keys that may be used, but for those that expire later. Read after the version, so that what is
 -- read is never older than the version it is kept under.
-select key_id, name, digest, scopes, extract(epoch from expires_at)::float8 as expires_at
+select key_id, name, digest, scopes, extract(epoch from expires_at)::float8 as expires_at, models, providers,
+       tags::text as tags, limits <> '{}' as limited, previous_digest,
+       extract(epoch from previous_until)::float8 as previous_until
 from control.api_key
 where revoked_at is null and (expires_at is null or expires_at > clock_timestamp())

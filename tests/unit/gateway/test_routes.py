@@ -71,11 +71,10 @@ def chat(*parts: Any, **fields: Any) -> ChatRequest:
 def call(model: str = "m", *, asks: ChatRequest | None = None, policy: Policy | None = None, **options: Any) -> Call:
     return Call(
         request_id="r",
-        caller=Caller(key_id=new_id(), name="k", scopes=frozenset()),
+        caller=Caller(key_id=new_id(), name="k", scopes=frozenset(), policy=policy or Policy()),
         model=model,
         chat=asks or chat(),
         options=Options(**options),
-        policy=policy or Policy(),
         transport="rest",
     )
 
@@ -467,6 +466,23 @@ def test_a_list_of_models_holds_for_pinned_ones_too(
         assert served(router.plan(call(asked, policy=policy))) == ["a"]
     else:
         assert refusal(router, call(asked, policy=policy)).code is Code.NO_ROUTE
+
+
+def test_what_a_key_may_use_of_a_model_is_what_every_policy_allows(tmp_path: Path) -> None:
+    router = made(tmp_path, TWO + "\n[routing]\nallowed_providers = ['a']")
+    assert made(tmp_path).allowed("m", Policy()) == {("a", "m"), ("b", "m")}
+    assert made(tmp_path).allowed("m", Policy(providers=frozenset({"b"}))) == {("b", "m")}
+    assert made(tmp_path).allowed("a/m", Policy(models=("m",))) == {("a", "m")}
+    assert made(tmp_path).allowed("m", Policy(models=("other",))) == frozenset()
+    assert router.allowed("m", Policy(providers=frozenset({"b"}))) == frozenset()
+
+
+def test_the_tags_of_a_key_are_on_its_calls_and_no_request_replaces_them() -> None:
+    asked = call(tags={"team": "mine", "step": "1"})
+    keyed = msgspec.structs.replace(asked, caller=msgspec.structs.replace(asked.caller, tags={"team": "core"}))
+    assert keyed.tags == {"team": "core", "step": "1"}
+    assert keyed.overruled_tags == ["team"]
+    assert asked.overruled_tags == []
 
 
 def test_a_request_can_narrow_to_models(tmp_path: Path) -> None:

@@ -1,0 +1,159 @@
+"""
+API keys over REST, for keys of scope `admin`: make, list, change, rotate, revoke.
+
+A key is meant by its id here. What one key may give another, and that a secret is told once, is `gateway.keys`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from gateway.call import Scope
+from gateway.errors import Code, InvalidRequest, NotFound
+from gateway.keys import Change, KeyRecord, Keys, Limits
+from gateway.rest.endpoint import Endpoint, Exchange
+from gateway.rest.fields import IDEMPOTENCY_KEY
+
+#: Keys of one page of the list.
+MOST_AT_ONCE: Final = 1000
+_USUAL_AT_ONCE: Final = 100
+
+
+class _New(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/keys`."""
+
+    name: str
+    scopes: frozenset[Scope]
+    description: str = ""
+    models: tuple[str, ...] | None = None
+    providers: tuple[str, ...] | None = None
+    tags: dict[str, str] = {}
+    limits: Limits = Limits()
+    expires_at: datetime | None = None
+
+
+class _Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/keys/{key_id}/rotate`."""
+
+    #: Seconds for which the secret before this one is good, too.
+    overlap_s: float
+
+
+def routes(*, keys: Keys) -> list[Endpoint]:
+    """The endpoints of this module."""
+
+    async def create(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        _not_replayed(exchange)
+        asked = await exchange.json(_New)
+        record, secret = await keys.create(
+            asked.name,
+            asked.scopes,
+            asked.expires_at,
+            asked.tags,
+            description=asked.description,
+            models=asked.models,
+            providers=asked.providers,
+            limits=asked.limits,
+            by=exchange.caller,
+        )
+        return _answer(exchange, {**shown(record), "secret": secret}, status=201)
+
+    async def list_(exchange: Exchange) -> web.StreamResponse:
+        query = exchange.query(("limit", "after"))
+        limit = query.get("limit", str(_USUAL_AT_ONCE))
+        if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= MOST_AT_ONCE):
+            raise InvalidRequest(f"must be a whole number from 1 to {MOST_AT_ONCE}", param="limit")
+        after = None
+        if "after" in query:
+            try:
+                after = uuid.UUID(query["after"])
+            except ValueError as error:
+                raise InvalidRequest("is no id of a key", param="after") from error
+        found = await keys.list(after, int(limit) + 1)
+        page = found[: int(limit)]
+        return _answer(
+            exchange, {"object": "list", "data": [shown(record) for record in page], "has_more": len(found) > len(page)}
+        )
+
+    async def get(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        return _answer(exchange, shown(await keys.get(_id(exchange))))
+
+    async def change(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        key_id = _id(exchange)
+        return _answer(exchange, shown(await keys.change(key_id, await exchange.json(Change), by=exchange.caller)))
+
+    async def rotate(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        _not_replayed(exchange)
+        key_id = _id(exchange)
+        asked = await exchange.json(_Rotation)
+        record, secret = await keys.rotate(key_id, asked.overlap_s, by=exchange.caller)
+        return _answer(exchange, {**shown(record), "secret": secret})
+
+    async def revoke(exchange: Exchange) -> web.StreamResponse:
+        exchange.query(())
+        return _answer(exchange, shown(await keys.revoke(_id(exchange), by=exchange.caller)))
+
+    one = "/v1/keys/{key_id}"
+    return [
+        Endpoint(method="POST", path="/v1/keys", access=Scope.ADMIN, handler=create),
+        Endpoint(method="GET", path="/v1/keys", access=Scope.ADMIN, handler=list_),
+        Endpoint(method="GET", path=one, access=Scope.ADMIN, handler=get),
+        Endpoint(method="PATCH", path=one, access=Scope.ADMIN, handler=change),
+        Endpoint(method="DELETE", path=one, access=Scope.ADMIN, handler=revoke),
+        Endpoint(method="POST", path=f"{one}/rotate", access=Scope.ADMIN, handler=rotate),
+    ]
+
+
+def shown(record: KeyRecord) -> dict[str, Any]:
+    """What is told of a key: all but its secrets."""
+    return {
+        "id": record.key_id,
+        "object": "key",
+        "name": record.name,
+        "description": record.description,
+        "scopes": sorted(record.scopes),
+        "models": record.models,
+        "providers": record.providers,
+        "tags": record.tags,
+        "limits": {
+            name: format(value, "f") if isinstance(value, Decimal) else value
+            for name, value in msgspec.structs.asdict(record.limits).items()
+        },
+        "created_at": record.created_at,
+        "changed_at": record.changed_at,
+        "expires_at": record.expires_at,
+        "revoked_at": record.revoked_at,
+        "previous_secret_until": record.previous_secret_until,
+    }
+
+
+def _answer(exchange: Exchange, payload: object, *, status: int = 200) -> web.StreamResponse:
+    # A secret is in some of them, and no cache on the way should have it.
+    return exchange.answer(payload, status=status, headers={"Cache-Control": "no-store"})
+
+
+def _id(exchange: Exchange) -> uuid.UUID:
+    try:
+        return uuid.UUID(exchange.path_args["key_id"])
+    except ValueError:
+        raise NotFound("no key has this id") from None
+
+
+def _not_replayed(exchange: Exchange) -> None:
+    if IDEMPOTENCY_KEY in exchange.request.headers:
+        raise InvalidRequest(
+            "a secret is told once, so its answer cannot be repeated: repeat the request without this header, and "
+            "revoke what was made in vain",
+            code=Code.UNSUPPORTED_FIELD,
+            param=IDEMPOTENCY_KEY,
+        )
