@@ -142,7 +142,10 @@ def asks_again(error: GatewayError) -> bool:
     if error.code not in _PASSING or (error.retry_after_s or 0.0) > LONGEST_OWN_RETRY_S:
         return False
     outcome = outcome_of(error)
-    return outcome is None or outcome.cost.state != "unknown"
+    if outcome is None or not outcome.attempts:
+        return True
+    passes = any(attempt.error_class in {"transient", "network"} for attempt in outcome.attempts)
+    return passes and outcome.cost.state != "unknown"
 
 
 def error_headers(error: GatewayError) -> dict[str, str]:
