@@ -15,11 +15,11 @@ import pytest
 
 from adapters.chat import Finished
 from adapters.contract import Endpoint
-from adapters.protocols import PROTOCOLS
 from tests.fakes.answers import gathered, parsed, told_error
+from tests.fakes.protocols import EVERY
 
 _FOLDER = Path(__file__).parents[1] / "wire"
-CASES = [(protocol, path.stem) for protocol in sorted(PROTOCOLS) for path in sorted((_FOLDER / protocol).glob("*.sse"))]
+CASES = [(protocol, path.stem) for protocol in sorted(EVERY) for path in sorted((_FOLDER / protocol).glob("*.sse"))]
 
 
 @pytest.mark.parametrize(("protocol", "case"), CASES)
@@ -27,7 +27,7 @@ def test_a_stream_becomes_the_events_beside_it(protocol, case):
     at = _FOLDER / protocol / f"{case}.json"
     expected = json.loads(at.read_text())
     endpoint = Endpoint(provider="p", protocol=protocol, base_url="", **expected["endpoint"])
-    events, error = parsed(PROTOCOLS[protocol].new_parser(endpoint, {}), [at.with_suffix(".sse").read_bytes()])
+    events, error = parsed(EVERY[protocol].new_parser(endpoint, {}), [at.with_suffix(".sse").read_bytes()])
     told = {
         "endpoint": expected["endpoint"],
         "answer": gathered(events),
@@ -47,8 +47,8 @@ def test_split_at_every_byte_it_becomes_the_same(protocol, case):
         provider="p", protocol=protocol, base_url="", **json.loads(at.with_suffix(".json").read_text())["endpoint"]
     )
     body = at.read_bytes()
-    whole, error = parsed(PROTOCOLS[protocol].new_parser(endpoint, {}), [body])
-    split, split_error = parsed(PROTOCOLS[protocol].new_parser(endpoint, {}), [bytes([byte]) for byte in body])
+    whole, error = parsed(EVERY[protocol].new_parser(endpoint, {}), [body])
+    split, split_error = parsed(EVERY[protocol].new_parser(endpoint, {}), [bytes([byte]) for byte in body])
     assert gathered(split) == gathered(whole)
     assert str(split_error) == str(error)
 
@@ -57,10 +57,10 @@ def test_split_at_every_byte_it_becomes_the_same(protocol, case):
 def test_no_message_of_a_failed_stream_repeats_what_the_provider_quoted(protocol, case):
     endpoint = Endpoint(provider="p", protocol=protocol, base_url="")
     body = (_FOLDER / protocol / f"{case}.sse").read_bytes()
-    _, error = parsed(PROTOCOLS[protocol].new_parser(endpoint, {}), [body])
+    _, error = parsed(EVERY[protocol].new_parser(endpoint, {}), [body])
     assert error is None or "SECRET" not in f"{error} {error.code} {error!r}"
 
 
-@pytest.mark.parametrize("protocol", sorted(PROTOCOLS))
+@pytest.mark.parametrize("protocol", sorted(EVERY))
 def test_every_protocol_has_cases_of_its_own(protocol):
     assert sum(known == protocol for known, _ in CASES) >= 10

@@ -95,6 +95,10 @@ def _workers_ai(body: bytes, _: bool) -> bool:
     return is_json(body) or any(value == "[DONE]" for _, value in _values(body))
 
 
+def _skeleton(body: bytes, _: bool) -> bool:
+    return any(isinstance(value, dict) and value.get("end") is not None for _, value in _values(body))
+
+
 #: Of the body of an answer, and whether its provider is known to send no sentinel.
 PROOF: Mapping[str, Callable[[bytes, bool], bool]] = {
     "chat_completions": _chat_completions,
@@ -102,4 +106,5 @@ PROOF: Mapping[str, Callable[[bytes, bool], bool]] = {
     "responses": _responses,
     "gemini": _gemini,
     "workers_ai": _workers_ai,
+    "skeleton": _skeleton,
 }

@@ -12,13 +12,14 @@ A violation is a `Finding`. What a check returns tells what kind of input it was
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import random
 import re
 import time
 import tracemalloc
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,10 +28,11 @@ import msgspec
 from adapters.chat import ChatRequest, ChatResponse, Event, Finished
 from adapters.contract import AnswerHead, Endpoint, StreamParser, UpstreamCall, WireProtocol
 from adapters.errors import Broken, MalformedRequest, ProviderError, Rejected, RequestNotExpressible
-from adapters.protocols import PROTOCOLS
+from adapters.protocols.chat_completions import ChatCompletions
 from adapters.sse import EventDecoder, EventsOrJson
 from tests.fakes.answers import gathered
 from tests.fakes.conversations import BODIES
+from tests.fakes.protocols import EVERY
 from tests.fakes.recorded import CORPUS, body_of, tables
 from tests.fuzz.mutation import CANARY
 from tests.fuzz.proof import PROOF, events_of, is_json
@@ -153,7 +155,7 @@ def check_stream(protocol: WireProtocol, data: bytes, rng: random.Random) -> Has
 
 def _tell(events: Sequence[Event], rng: random.Random) -> None:
     """Whatever a provider said, a caller can be told, in any protocol."""
-    protocol = PROTOCOLS[rng.choice(list(PROTOCOLS))]
+    protocol = EVERY[rng.choice(list(EVERY))]
     try:
         protocol.new_renderer(_HEAD).feed(sorted(events, key=lambda event: isinstance(event, Finished)))
     except Exception as raised:
@@ -207,7 +209,7 @@ def _error_of(protocol: WireProtocol, status: int, headers: dict[str, str], data
 
 
 def _tell_whole(response: ChatResponse, rng: random.Random) -> None:
-    protocol = PROTOCOLS[rng.choice(list(PROTOCOLS))]
+    protocol = EVERY[rng.choice(list(EVERY))]
     try:
         told = protocol.render_response(msgspec.structs.replace(response, native=None))
         json.loads(told)
@@ -223,7 +225,7 @@ def check_request(protocol: WireProtocol, data: bytes, rng: random.Random) -> Ha
         return "malformed", re.sub(r"\d+", "0", refused.path)[:40], refused.reason[:20]
     except Exception as raised:
         raise Finding(f"a request raised {type(raised).__name__}: {raised}") from raised
-    other = PROTOCOLS[rng.choice([protocol.name, *PROTOCOLS])]
+    other = EVERY[rng.choice([protocol.name, *EVERY])]
     return "read", other.name, _sent(request, other, rng)
 
 
@@ -376,6 +378,7 @@ def _seeds(protocol: str) -> dict[str, tuple[bytes, ...]]:
     streams = [path.read_bytes() for path in sorted((_WIRE / protocol).glob("*.sse"))]
     answers = [body for body in streams if is_json(body)]
     requests = [json.dumps(bodies[protocol]).encode() for bodies in BODIES.values() if protocol in bodies]
+    requests = requests or list(_rendered(EVERY[protocol]))
     table = tables().get(protocol) if CORPUS.is_dir() else None
     for case in (table.cases if table is not None else {}).values():
         body = body_of(case)
@@ -383,6 +386,16 @@ def _seeds(protocol: str) -> dict[str, tuple[bytes, ...]]:
         if isinstance(case["request"].get("body"), dict):
             requests.append(json.dumps(case["request"]["body"]).encode())
     return {"stream": tuple(streams), "answer": tuple(answers or streams), "request": tuple(requests)}
+
+
+def _rendered(protocol: WireProtocol) -> Iterator[bytes]:
+    """The conversations in the words of a protocol that they are not written down for, as far as it can say them."""
+    endpoint = Endpoint(provider="p", protocol=protocol.name, base_url="", omit=frozenset({"temperature"}))
+    for bodies in BODIES.values():
+        request = ChatCompletions().parse_request(json.dumps(bodies["chat_completions"]).encode())
+        with contextlib.suppress(RequestNotExpressible):
+            call = UpstreamCall(endpoint=endpoint, model="m", request=request, deadline=0)
+            yield protocol.render_request(call, stream=True).body
 
 
 def _weigh_sse(data: bytes, rng: random.Random) -> None:
@@ -396,7 +409,7 @@ def _weigh_sse(data: bytes, rng: random.Random) -> None:
 
 
 def targets() -> list[Target]:
-    seeds = {name: _seeds(name) for name in PROTOCOLS}
-    found = [target for name, protocol in PROTOCOLS.items() for target in _of_protocol(protocol, seeds[name])]
+    seeds = {name: _seeds(name) for name in EVERY}
+    found = [target for name, protocol in EVERY.items() for target in _of_protocol(protocol, seeds[name])]
     streams = tuple(body for of_one in seeds.values() for body in of_one["stream"])
     return [Target(name="sse", seeds=streams, check=check_sse, weigh=_weigh_sse), *found]

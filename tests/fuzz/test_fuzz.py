@@ -17,9 +17,9 @@ from typing_extensions import override
 from adapters.chat import ChatResponse, ChoiceEnd, Event, Finished, StopReason
 from adapters.contract import Batch, Endpoint, StreamParser
 from adapters.errors import Broken, ProviderError
-from adapters.protocols import PROTOCOLS
 from adapters.protocols.chat_completions import ChatCompletions
 from adapters.protocols.chat_completions.stream import ChatStream
+from tests.fakes.protocols import EVERY
 from tests.fuzz.fuzzing import fuzz, read, replay, write
 from tests.fuzz.mutation import CANARY, Mutator, smaller
 from tests.fuzz.proof import PROOF
@@ -50,8 +50,8 @@ def test_what_was_found_before_stays_mended(path):
 
 
 def test_every_protocol_is_fuzzed_and_its_proof_is_known():
-    assert {target.name.partition(".")[0] for target in _TARGETS} == {*PROTOCOLS, "sse"}
-    assert PROOF.keys() == PROTOCOLS.keys()
+    assert {target.name.partition(".")[0] for target in _TARGETS} == {*EVERY, "sse"}
+    assert PROOF.keys() == EVERY.keys()
 
 
 def test_a_seed_makes_the_same_inputs_again():
