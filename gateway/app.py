@@ -33,6 +33,7 @@ from gateway.jobs.runner import Runner
 from gateway.jobs.store import JobStore
 from gateway.jobs.submission import Judge
 from gateway.jobs.watch import Watch
+from gateway.jobs.webhooks import Webhooks
 from gateway.keys import Bootstrap, Keys
 from gateway.liveness import Liveness
 from gateway.pipeline import Pipeline
@@ -264,12 +265,14 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             owner=controller.process,
             settings=settings.jobs,
         )
+        webhooks = await stack.enter_async_context(Webhooks(content, job_store, settings.webhooks).opened())
         judge = Judge(
             caller_fields=BY_NAME,
             parse_options=options_from_json,
             formats=formats(PROTOCOLS),
             resolve=router.known,
             unambiguous=unique_members,
+            may_be_told=webhooks.destinations.check,
             settings=settings.jobs,
         )
         intake = Intake(job_store, judge, settings.jobs, submitted=runner.wake)
@@ -302,7 +305,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                         settings=settings.jobs,
                     ),
                     *rest_files.routes(store=batches.store, settings=settings.jobs),
-                    *rest_batches.routes(batches=batches),
+                    *rest_batches.routes(batches=batches, may_be_told=webhooks.destinations.check),
                     *rest_keys.routes(keys=keys),
                 ],
                 keys,

@@ -7,6 +7,7 @@ name would otherwise be no limit at all. Each package is handed its own settings
 
 from __future__ import annotations
 
+import base64
 import importlib.resources
 import os
 import tomllib
@@ -22,7 +23,8 @@ from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from gateway import profiles
 from gateway.call import Order
 from gateway.database import url_fault
-from gateway.jobs.settings import JobsSettings
+from gateway.jobs.destinations import place_fault
+from gateway.jobs.settings import JobsSettings, WebhookSettings
 from gateway.keys import environment_key_fault
 from gateway.policy import ANYTHING, Policy
 from gateway.provider import Adjustment, Provider
@@ -78,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
+    webhooks: WebhookSettings
 
     @property
     def pooled(self) -> bool:
@@ -216,6 +219,7 @@ class _Resolved:
         providers, groups = self._grouped(providers, models)
         prices = dict(self._prices())
         jobs = self._jobs()
+        webhooks = self._webhooks()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
         grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
         database_url = self._database_url("database_url", parsed.gateway.database_url)
@@ -250,6 +254,7 @@ class _Resolved:
             routing=routing,
             admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers, models), **admission),
             jobs=jobs,
+            webhooks=webhooks,
         )
 
     def _wrong(self, path: str, reason: str) -> None:
@@ -424,6 +429,22 @@ class _Resolved:
             self._wrong(f"jobs.{path.rstrip('`')}" if path else "jobs", reason)
             return JobsSettings()
 
+    def _webhooks(self) -> WebhookSettings:
+        given = self._parsed.webhooks
+        for place, entry in enumerate(given.allowed_hosts):
+            if (fault := place_fault(entry)) is not None:
+                self._wrong(f"webhooks.allowed_hosts.{place}", fault)
+        secret = self._environ.get(given.secret_env) if given.secret_env else None
+        key = None
+        if given.allowed_hosts and given.secret_env is None:
+            self._wrong("webhooks.secret_env", "is needed: what is sent is signed")
+        elif given.allowed_hosts and not secret:
+            self._wrong("webhooks.secret_env", f"{given.secret_env} is not set")
+        elif secret and (key := _signing_key(secret)) is None:
+            self._wrong("webhooks.secret_env", f"{given.secret_env} is not whsec_ and the base64 of 24 to 64 bytes")
+        own = given.model_dump(exclude={"allowed_hosts", "secret_env"})
+        return WebhookSettings(allowed_hosts=tuple(given.allowed_hosts), secret=key, **own)
+
     def _database_url(self, name: str, configured: str | None) -> str | None:
         variable = f"TOLLBRIDGE_{name.upper()}"
         given = self._environ.get(variable)
@@ -479,3 +500,12 @@ def normalised_endpoint(url: str) -> str:
         raise ValueError("must not hold a user, a query or a fragment")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _signing_key(secret: str) -> bytes | None:
+    """As Standard Webhooks writes one. None where it is none."""
+    try:
+        key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    except ValueError:
+        return None
+    return key if secret.startswith("whsec_") and 24 <= len(key) <= 64 else None

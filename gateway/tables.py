@@ -242,6 +242,21 @@ class RoutingTable(Strict):
     max_cost_usd: str | None = None
 
 
+class WebhooksTable(Strict):
+    #: A host, or host:port; without a port the scheme's own is meant.
+    allowed_hosts: list[str] = []
+    #: The variable that holds the signing secret: "whsec_" and base64.
+    secret_env: _VariableName | None = None
+    allow_http: bool = False
+    #: Also to addresses that are not public.
+    allow_private: bool = False
+    timeout_s: _Positive = 10.0
+    poll_s: _Positive = 1.0
+    retry_delay_s: _Positive = 5.0
+    retry_longest_s: _Positive = 3600.0
+    give_up_s: _Positive = 259_200.0
+
+
 class File(Strict):
     gateway: GatewayTable = GatewayTable()
     providers: dict[_Name, ProviderTable] = {}
@@ -251,3 +266,4 @@ class File(Strict):
     routing: RoutingTable = RoutingTable()
     admission: AdmissionTable = AdmissionTable()
     jobs: dict[str, Any] = {}
+    webhooks: WebhooksTable = WebhooksTable()

@@ -131,6 +131,8 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     window_s: float
     metadata: Mapping[str, str] | None
     output_retention_s: float | None
+    #: Who is told of its end.
+    webhook_url: str | None = None
 
     @property
     def last_job_id(self) -> uuid.UUID:
@@ -314,6 +316,7 @@ class BatchStore:
                 None if batch.metadata is None else msgspec.json.encode(batch.metadata).decode(),
                 batch.output_retention_s,
                 *self.jobs.known(),
+                batch.webhook_url,
             )
 
     async def get(self, key_id: uuid.UUID, batch_id: uuid.UUID) -> BatchView | None:

@@ -60,3 +60,22 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     upload_patience_s: Seconds = 3600.0
     #: Between looks for batches that are to be validated, cancelled or ended.
     batch_poll_s: Seconds = 1.0
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where and how the ends of jobs and batches are told. All times in seconds."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    #: None: nothing is sent.
+    secret: bytes | None = None
+    allow_http: bool = False
+    allow_private: bool = False
+    #: For one try, from the look-up of the name to the status.
+    timeout_s: float = 10.0
+    #: Between looks for messages that are due.
+    poll_s: float = 1.0
+    #: Before a message is sent again: the first time, and at most. Doubles in between.
+    retry_delay_s: float = 5.0
+    retry_longest_s: float = 3600.0
+    #: How old a message may become.
+    give_up_s: float = 3 * 86_400.0

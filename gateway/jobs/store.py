@@ -195,7 +195,12 @@ class JobStore:
         with store_errors():
             session = connection or self._pool
             await session.execute(
-                INSERT, *_columns(lines), self._settings.retention_s, *self.known(), [line.file_id for line in lines]
+                INSERT,
+                *_columns(lines),
+                self._settings.retention_s,
+                *self.known(),
+                [line.file_id for line in lines],
+                [line.webhook_url for line in lines],
             )
 
     async def accept(self, connection: Session, key_id: uuid.UUID, key: str, accepted: Accepted) -> bool:

@@ -28,7 +28,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 #: The fields of an OpenAI batch line, and what only a job has.
 _OF_THE_LINE = frozenset({"custom_id", "method", "url", "body"})
-_OF_THE_JOB = frozenset({"deadline_s", "max_attempts"})
+_OF_THE_JOB = frozenset({"deadline_s", "max_attempts", "webhook_url"})
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string = msgspec.json.Decoder(str)
@@ -69,6 +69,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     #: The file whose line with this number is the request, where the job has no body of its own.
     file_id: uuid.UUID | None = None
     options: str = "{}"
+    #: Who is told of its end.
+    webhook_url: str | None = None
     attempts_allowed: int = 1
     deadline_s: float = 0.0
     fault: Fault | None = None
@@ -90,13 +92,14 @@ class Judge:
         formats: Formats,
         resolve: Callable[[str, str | None], object],
         unambiguous: Callable[[bytes], object],
+        may_be_told: Callable[[str], object],
         settings: JobsSettings,
         batch: bool = False,
     ) -> None:
         """
         `batch`: the lines are those of a batch. `resolve`, of a model and a role, raises ModelNotFound for a model that
         is not configured and InvalidRequest for such a role; `unambiguous` InvalidRequest for JSON with two members of
-        one name.
+        one name; `may_be_told` InvalidRequest for a URL that no word of an end may be sent to.
         """
         self._caller_fields = frozenset(caller_fields)
         self._known = self._caller_fields | _OF_THE_LINE | _OF_THE_JOB
@@ -104,6 +107,7 @@ class Judge:
         self._formats = formats
         self._resolve = resolve
         self._unambiguous = unambiguous
+        self._may_be_told = may_be_told
         self.settings = settings
         self._batch = batch
 
@@ -120,6 +124,7 @@ class Judge:
             formats={endpoint: self._formats[endpoint]},
             resolve=self._resolve,
             unambiguous=self._unambiguous,
+            may_be_told=self._may_be_told,
             settings=settings,
             batch=True,
         )
@@ -158,6 +163,7 @@ class Judge:
             klass=options.klass.value,
             body=body.decode(),
             options=msgspec.json.encode(options).decode(),
+            webhook_url=self._webhook_url(members),
             attempts_allowed=self._attempts(members),
             deadline_s=self._deadline(members),
         )
@@ -194,6 +200,14 @@ class Judge:
         given = {name: value for name, value in members.items() if name in self._caller_fields}
         options = self._parse_options(given, klass=Class.BATCH)
         return msgspec.structs.replace(options, debit_id=options.debit_id or str(job_id))
+
+    def _webhook_url(self, members: Mapping[str, msgspec.Raw]) -> str | None:
+        url = _text(members, "webhook_url")
+        if url is not None and self._batch:
+            raise InvalidRequest("name it when the batch is created", param="webhook_url")
+        if url is not None:
+            self._may_be_told(url)
+        return url
 
     def _attempts(self, members: Mapping[str, msgspec.Raw]) -> int:
         most = self.settings.most_attempts

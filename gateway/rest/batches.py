@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated
 
@@ -47,16 +48,20 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         | None
     ) = None
     output_expires_after: OutputExpiry | None = None
+    #: Ours.
+    webhook_url: str | None = None
 
 
-def routes(*, batches: Batches) -> list[Endpoint]:
-    """The endpoints of this module."""
+def routes(*, batches: Batches, may_be_told: Callable[[str], object]) -> list[Endpoint]:
+    """The endpoints of this module. `may_be_told` raises InvalidRequest for a URL that nothing may be sent to."""
     store = batches.store
 
     async def create(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         key = idempotency_key(exchange)
         asked = await exchange.json(BatchRequest)
+        if asked.webhook_url is not None:
+            may_be_told(asked.webhook_url)
         view, repeated = await batches.create(
             exchange.caller.key_id, _new(asked), idempotency_key=key, digest=_digest(asked)
         )
@@ -130,6 +135,7 @@ def _new(asked: BatchRequest) -> NewBatch:
         window_s=WINDOWS[asked.completion_window],
         metadata=asked.metadata,
         output_retention_s=None if expiry is None else float(expiry.seconds),
+        webhook_url=asked.webhook_url,
     )
 
 

@@ -23,10 +23,11 @@ from gateway.jobs.formats import formats
 from gateway.jobs.intake import Intake, Receipt
 from gateway.jobs.model import Status
 from gateway.jobs.runner import Runner
-from gateway.jobs.settings import JobsSettings
+from gateway.jobs.settings import JobsSettings, WebhookSettings
 from gateway.jobs.store import JobStore
 from gateway.jobs.submission import Judge
 from gateway.jobs.watch import Watch
+from gateway.jobs.webhooks import Webhooks
 from gateway.rest import batches as rest_batches
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
@@ -50,6 +51,8 @@ FAST = JobsSettings(
     write_patience_s=3.0,
     batch_poll_s=0.02,
 )
+#: Nobody may be told of anything.
+NO_WEBHOOKS = WebhookSettings()
 #: Seconds for what should take milliseconds.
 SOON = 10.0
 
@@ -111,7 +114,7 @@ class Routed:
 
 
 class World:
-    def __init__(self, pool: database.Pool, settings: JobsSettings) -> None:
+    def __init__(self, pool: database.Pool, settings: JobsSettings, webhooks: WebhookSettings = NO_WEBHOOKS) -> None:
         self.pool = pool
         self.settings = settings
         self.stores: list[JobStore] = []
@@ -123,12 +126,14 @@ class World:
         self.waits = FakeWaits()
         self.local = Routed()
         self.key_id = new_id()
+        self.webhooks = Webhooks(pool, self.store, webhooks)
         judge = Judge(
             caller_fields=BY_NAME,
             parse_options=options_from_json,
             formats=formats(PROTOCOLS),
             resolve=self._resolve,
             unambiguous=unique_members,
+            may_be_told=self.webhooks.destinations.check,
             settings=settings,
         )
         self.intake = Intake(self.store, judge, settings, submitted=self.local.wake)
@@ -210,12 +215,16 @@ def own_database(server: str, template: str) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def world_on(url: str, settings: JobsSettings = FAST) -> AsyncIterator[World]:
+async def world_on(
+    url: str, settings: JobsSettings = FAST, webhooks: WebhookSettings = NO_WEBHOOKS
+) -> AsyncIterator[World]:
     async with database.open_pool(url, name="test-jobs", size=8) as pool:
         # One database serves all tests of a module: making one takes longer than most of them.
-        await pool.execute("truncate content.job, content.submission, content.file, content.file_line, content.batch")
+        await pool.execute(
+            "truncate content.job, content.submission, content.file, content.file_line, content.batch, content.webhook"
+        )
         await pool.execute("update control.store set ahead = '0', steps = 0")
-        world = World(pool, settings)
+        world = World(pool, settings, webhooks)
         try:
             yield world
         finally:
@@ -238,7 +247,7 @@ async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
             settings=world.settings,
         ),
         *rest_files.routes(store=world.batches.store, settings=world.settings),
-        *rest_batches.routes(batches=world.batches),
+        *rest_batches.routes(batches=world.batches, may_be_told=world.webhooks.destinations.check),
     ]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve(RestSettings(port=0, drain_s=1.0), endpoints, keys))

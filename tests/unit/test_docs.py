@@ -32,6 +32,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel | msgspec.Struct]] = {
     "[routing]": tables.RoutingTable,
     "[admission]": tables.AdmissionTable,
     "[jobs]": JobsSettings,
+    "[webhooks]": tables.WebhooksTable,
 }
 
 

@@ -14,6 +14,7 @@ from adapters.protocols import PROTOCOLS
 from admission.lease import Class, new_id
 from gateway.call import Options, Resend
 from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.jobs.destinations import Destinations
 from gateway.jobs.formats import formats
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
@@ -46,6 +47,7 @@ def judge() -> Judge:
         formats=formats(PROTOCOLS),
         resolve=resolve,
         unambiguous=unique_members,
+        may_be_told=Destinations(["hooks.example.com"], allow_http=False, allow_private=False).check,
         settings=JobsSettings(max_line_bytes=4096),
     )
 
