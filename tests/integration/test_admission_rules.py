@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import msgspec
@@ -39,6 +39,8 @@ from tests.conformance.test_admission_stores import (
 )
 from tests.fakes.simulated import simulated
 from tests.fakes.whole_line import Heard, call, whole_line
+
+T = TypeVar("T")
 
 SECOND = timedelta(seconds=1)
 
@@ -704,6 +706,93 @@ async def test_a_leap_that_a_process_has_seen_is_made_up_for_before_anything_is_
         assert await one.answer(wanted()) == "queued"
         assert (await w.ticket(held.ticket_id))["state"] == "quarantined"
         assert before < await w.now() < before + 60 * SECOND
+
+
+async def set_by_hand(w: World) -> None:
+    """
+    From here on the clock of whoever connects is one that `leaps` moves, and not what is added to it: a statement may
+    have looked at it before, and look again after.
+    """
+    await w.db.execute("create schema moved")
+    await w.db.execute("create table moved.clock (by interval not null)")
+    await w.db.execute("insert into moved.clock values ('0 s')")
+    await w.db.execute(
+        "create function moved.clock_timestamp() returns timestamptz language sql volatile"
+        " as $$ select pg_catalog.clock_timestamp() + c.by from moved.clock c $$"
+    )
+    name = await w.db.fetchval("select current_database()")
+    await w.db.execute(f'alter database "{name}" set search_path = moved, pg_catalog, public')
+
+
+@asynccontextmanager
+async def leaps_behind(w: World, locked: str, asking: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Somebody asks and waits for what is locked; the clock goes forward by an hour; the lock is given back."""
+    inside = await asyncpg.connect(w.url)
+    transaction = inside.transaction()
+    await transaction.start()
+    await inside.execute(f"select from control.{locked} for update")
+    task = asyncio.create_task(asking)
+    await met(w, task)
+    assert not task.done()
+    await w.db.execute("update moved.clock set by = by + interval '1 hour'")
+    await transaction.commit()
+    await inside.close()
+    yield task
+
+
+async def test_a_leap_while_the_lock_is_waited_for_is_made_up_for_before_anything_is_decided(database_url):
+    async with world(database_url, concurrency=2) as w:
+        await set_by_hand(w)
+        one, two = await w.process(), await w.process()
+        left, runs = await one.granted(), await one.granted()
+        assert await one.settle(uncertain(left)) == [True]
+        async with leaps_behind(w, "capacity_group", two.answer(wanted())) as asking:
+            assert await asking == "queued"
+        assert (await w.ticket(left.ticket_id))["quarantined_until"] < await w.now() + 60 * SECOND
+        assert (await w.ticket(runs.ticket_id))["state"] == "active"
+        assert await one.settle(ended(runs)) == [True]
+        await two.advance()
+        assert await two.answer(wanted()) == "queued"
+
+
+async def test_a_leap_while_a_heartbeat_is_on_its_way_is_told_to_nobody(database_url):
+    async with world(database_url, concurrency=1) as w:
+        await set_by_hand(w)
+        one = await w.process()
+        left = await one.granted()
+        assert await one.settle(uncertain(left)) == [True]
+        renewed = one.store.renew(one.owner, one.process, first=False)
+        async with leaps_behind(w, f"owner where owner_id = '{one.owner}'", renewed) as renewing:
+            lives_s = await renewing
+            assert lives_s is not None
+            assert lives_s <= w.settings.lease_s
+        assert (
+            await w.db.fetchval("select expires_at from control.owner where owner_id = $1", one.owner)
+            < await w.now() + 60 * SECOND
+        )
+        assert await one.answer(wanted()) == "queued"
+        assert (await w.ticket(left.ticket_id))["state"] == "quarantined"
+
+
+async def test_a_leap_while_a_row_is_waited_for_lengthens_nothing(database_url):
+    async with world(database_url, concurrency=1) as w:
+        await set_by_hand(w)
+        one, two = await w.process(), await w.process()
+        held, waiting = await one.granted(), wanted()
+        await two.ask(waiting)
+        await one.settle(ended(held))
+        await one.advance()
+        confirming = two.found(waiting)
+        async with leaps_behind(w, f"ticket where ticket_id = '{waiting.ticket_id}'", confirming) as confirmed:
+            row = (await confirmed)[waiting.ticket_id]
+            assert row.answer == "granted"
+        assert (await w.ticket(waiting.ticket_id))["hard_deadline"] < await w.now() + 60 * SECOND
+
+        await two.store.renew(two.owner, two.process, first=False)
+        failing = two.settle(failed(row, Verdict.RATE_LIMITED, retry_after_s=9.0))
+        async with leaps_behind(w, "capacity_group", failing) as settled:
+            assert await settled == [True]
+        assert await w.db.fetchval("select max(until) from control.floor") < await w.now() + 60 * SECOND
 
 
 async def test_who_knows_another_time_learns_from_what_was_made_up_for_since(database_url):

@@ -823,6 +823,9 @@ _STREAMS: Final = [
     ),
 ]
 
+#: The time, held against what the asker knows.
+_KEPT: Final = "control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered)"
+
 _TIME: Final = [
     # ---------------------------------------------------------------- 28: time after the lock
     _m(
@@ -837,7 +840,7 @@ _TIME: Final = [
         28,
         "a settlement's time is from before the lock",
         SETTLE,
-        "    v_now := control.now_v1();\n",
+        f"    v_now := {_KEPT};\n",
         "    v_now := now();\n",
         _rules("times_are_read_after_the_lock_was_waited_for"),
     ),
@@ -845,7 +848,7 @@ _TIME: Final = [
         28,
         "a confirmation's time is from before the lock",
         CONFIRM,
-        "if found then\n            v_now := control.now_v1();",
+        f"if found then\n            v_now := {_KEPT};",
         "if found then",
         _rules("an_expired_grant_is_not_confirmed_however_long_its_owner_waited_for_the_row"),
     ),
@@ -881,6 +884,38 @@ _TIME: Final = [
         "least(greatest(t.quarantined_until, t.hard_deadline + t.isolation),",
         "least(t.hard_deadline + t.isolation,",
         _rules("a_leap_forward_quarantines_for_the_whole_window_and_frees_nothing_at_once"),
+    ),
+    _m(
+        29,
+        "a clock that leaps while the lock is waited for is believed",
+        ACQUIRE,
+        "control.is_off_v1(control.off_by_v1(c.raw, c.ahead, p_clock,",
+        "control.is_off_v1(control.off_by_v1(v_entered, c.ahead, p_clock,",
+        _rules("a_leap_while_the_lock_is_waited_for_is_made_up_for_before_anything_is_decided"),
+    ),
+    _m(
+        29,
+        "a settlement believes a clock that leaps while it waits for locks",
+        SETTLE,
+        f"    v_now := {_KEPT};\n",
+        "    v_now := control.keep_time_v2(p_clock, p_steps, 0, 86400000, null);\n",
+        _rules("a_leap_while_a_row_is_waited_for_lengthens_nothing"),
+    ),
+    _m(
+        29,
+        "a confirmation believes a clock that leaps while it waits for the row",
+        CONFIRM,
+        f"if found then\n            v_now := {_KEPT};",
+        "if found then\n            v_now := control.now_v1();",
+        _rules("a_leap_while_a_row_is_waited_for_lengthens_nothing"),
+    ),
+    _m(
+        29,
+        "a heartbeat is told a clock that was set meanwhile",
+        OWNERS,
+        "case when control.is_off_v1(c.now - v_now, p_forward_ms) then v_now else c.now end as told",
+        "c.now as told",
+        _rules("a_leap_while_a_heartbeat_is_on_its_way_is_told_to_nobody"),
     ),
     # ---------------------------------------------------------------- 30: without a store
     _m(

@@ -4,30 +4,54 @@
 create or replace function control.now_v1() returns timestamptz
 language sql volatile as $$ select clock_timestamp() + s.ahead from control.store s $$;
 
--- Holds the store's time against what a process knows: what it was told last, and how long ago that was by its own
--- steady clock. Where the server's clock was set meanwhile, the offset takes the step up, so that time neither returns,
--- nor stands still, nor leaps. Only who has been told of all steps so far is believed: another would undo them. A message
--- that was long on its way looks like a step forward, so only one of more than p_forward_ms is believed; less than that
--- isolation has to cover.
-create or replace function control.keep_time_v1(
-    p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint,
-    p_at timestamptz default clock_timestamp()
-) returns void
-language plpgsql as $$
-declare
-    v_expected constant timestamptz := p_clock + p_elapsed_ms * interval '1 ms';
-begin
-    if control.is_off_v1((select p_at + s.ahead from control.store s where s.steps = p_steps) - v_expected,
-                         p_forward_ms) then
-        update control.store s set ahead = v_expected - p_at, steps = s.steps + 1
-         where s.steps = p_steps and control.is_off_v1(p_at + s.ahead - v_expected, p_forward_ms);
-    end if;
-end $$;
-
 create or replace function control.is_off_v1(p_by interval, p_forward_ms bigint) returns boolean
 language sql immutable as $$
     select coalesce(p_by < interval '-1 s' or p_by > p_forward_ms * interval '1 ms', false)
 $$;
+
+-- How far the store's time is from what a process knows. A wait that is longer than a lock may take was none: the clock
+-- was set meanwhile.
+create or replace function control.off_by_v1(
+    p_raw timestamptz, p_ahead interval, p_clock timestamptz, p_elapsed_ms bigint, p_forward_ms bigint,
+    p_entered timestamptz
+) returns interval
+language sql immutable as $$
+    select p_raw - p_clock + p_ahead - p_elapsed_ms * interval '1 ms'
+         - case when p_raw > p_entered and not control.is_off_v1(p_raw - p_entered, p_forward_ms)
+                then p_raw - p_entered else interval '0' end
+$$;
+
+drop function if exists control.keep_time_v1(timestamptz, bigint, bigint, bigint, timestamptz);
+
+-- The store's time, held against what a process knows: what it was told last, and how long ago that was by its own
+-- steady clock. Where the server's clock was set meanwhile, the offset takes the step up, so that time neither returns,
+-- nor stands still, nor leaps. Only who has been told of all steps so far is believed: another would undo them. A message
+-- that was long on its way looks like a step forward, so only one of more than p_forward_ms is believed; less than that
+-- isolation has to cover.
+--
+-- The time that is answered is the one that was held against it, and is to be used as it is: the clock may be set between
+-- any two looks at it. p_entered, from before a wait for locks, tells how long that was.
+create or replace function control.keep_time_v2(
+    p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint, p_entered timestamptz
+) returns timestamptz
+language plpgsql as $$
+declare
+    v_now timestamptz;
+    v_steps bigint;
+    v_by interval;
+begin
+    loop
+        select c.raw + c.ahead, c.steps,
+               control.off_by_v1(c.raw, c.ahead, p_clock, p_elapsed_ms, p_forward_ms, p_entered)
+          into v_now, v_steps, v_by
+          from (select x.raw, s.ahead, s.steps
+                  from control.store s, (select clock_timestamp() as raw offset 0) x offset 0) c;
+        if v_steps <> p_steps or not control.is_off_v1(v_by, p_forward_ms) then
+            return v_now;
+        end if;
+        update control.store s set ahead = s.ahead - v_by, steps = s.steps + 1 where s.steps = v_steps;
+    end loop;
+end $$;
 
 create or replace function control.owner_is_fresh_v1(p_owner uuid, p_now timestamptz) returns boolean
 language sql stable as $$

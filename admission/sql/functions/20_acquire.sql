@@ -101,7 +101,8 @@ begin
     -- One look, at the time, the slots and what is known of these tickets: a statement costs more than what it reads.
     select c.now, c.ahead, c.closed, c.other_timeline, c.day,
            c.steps = p_steps
-               and control.is_off_v1(v_entered + c.ahead - (p_clock + p_elapsed_ms * interval '1 ms'), p_forward_ms),
+               and control.is_off_v1(control.off_by_v1(c.raw, c.ahead, p_clock, p_elapsed_ms, p_forward_ms, v_entered),
+                                     p_forward_ms),
            c.steps <> p_steps, o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
            exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
            exists (select from control.floor f where f.group_id = p_group and f.until > c.now),
@@ -119,7 +120,7 @@ begin
                  from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt))
       into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_off, v_stale, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
            v_waits, v_floors, v_limited, v_unheard_of
-      from (select x.raw + s.ahead as now, s.ahead, s.steps, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
+      from (select x.raw + s.ahead as now, x.raw, s.ahead, s.steps, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
                    s.timeline <> left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) as other_timeline,
                    (x.raw at time zone p_zone)::date as day
               from control.store s, (select clock_timestamp() as raw offset 0) x offset 0) c
@@ -134,7 +135,7 @@ begin
                                 or (t.state <> 'quarantined' and t.owner_id <> all (o.fresh))), false) as due
           from control.ticket t where t.group_id = p_group and t.state <> 'queued') t;
     if v_off then
-        perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
+        perform control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
         return query select * from control.acquire_v2(
             p_group, p_owner, p_grant_ttl_ms, p_hold_ms, p_zone, p_ticket, p_endpoint, p_class, p_model, p_credential, p_key,
             p_debit, p_attempt, p_tokens, p_place, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_waits,

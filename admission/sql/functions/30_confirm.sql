@@ -18,17 +18,18 @@ set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = 
 as $$
 #variable_conflict use_column
 declare
+    -- Before the wait for locks.
+    v_entered constant timestamptz := clock_timestamp();
     v_now timestamptz;
 begin
-    perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms);
-    v_now := control.now_v1();
+    v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
     -- "Is not distinct from" no index can answer: that of an owner would bring all the tickets it has.
     if control.owner_is_fresh_v1(p_owner, v_now) then
         perform from control.ticket t
           where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'granted'
           order by t.ticket_id for update;
         if found then
-            v_now := control.now_v1();
+            v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
             update control.ticket t
                set state = 'active', grant_expires_at = null,
                    hard_deadline = least(v_now + t.execution_limit, t.caller_deadline + t.isolation)

@@ -73,8 +73,7 @@ begin
         end if;
     end if;
 
-    perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
-    v_now := control.now_v1();
+    v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
     with element as (
         select * from unnest(p_ticket, p_ending, p_quarantine_ms) as e (ticket_id, ending, quarantine_ms)
     ), freed as (

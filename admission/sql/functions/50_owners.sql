@@ -13,6 +13,8 @@ returns table (lives_ms bigint, clock timestamptz, steps bigint)
 language plpgsql as $$
 #variable_conflict use_column
 declare
+    -- Before the wait for locks.
+    v_entered constant timestamptz := clock_timestamp();
     v_now timestamptz;
     v_expires timestamptz;
     v_system text;
@@ -26,8 +28,7 @@ begin
                                    else clock_timestamp() + s.ahead + p_hold_ms * interval '1 ms' end
          where s.system_identifier is distinct from v_system;
     end if;
-    perform control.keep_time_v1(p_clock, p_steps, p_elapsed_ms, p_forward_ms);
-    v_now := control.now_v1();
+    v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
     if p_first then
         -- Nobody was heard of: it may have been the store that was away, so nobody is declared dead for one TTL more.
         if not exists (select from control.owner o where o.expires_at > v_now)
@@ -48,8 +49,12 @@ begin
     insert into control.owner as o (owner_id, expires_at, host, pid)
     values (p_process, v_now + p_ttl_ms * interval '1 ms', p_host, p_pid)
     on conflict (owner_id) do update set expires_at = excluded.expires_at;
-    return query select (extract(epoch from v_expires - c.now) * 1000)::bigint, c.now, c.steps
-                   from (select clock_timestamp() + s.ahead as now, s.steps from control.store s offset 0) c;
+    -- The time it is now, unless the clock was set since: that would be believed.
+    return query select (extract(epoch from v_expires - t.told) * 1000)::bigint, t.told, t.steps
+                   from (select case when control.is_off_v1(c.now - v_now, p_forward_ms) then v_now else c.now end as told,
+                                c.steps
+                           from (select clock_timestamp() + s.ahead as now, s.steps from control.store s offset 0) c
+                         offset 0) t;
 end $$;
 
 -- Declares owners dead that are proven to be: their process is gone. Their groups are answered, to be advanced.
