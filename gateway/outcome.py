@@ -9,6 +9,7 @@ from decimal import Decimal
 
 import msgspec
 
+from metering.cost import decimal_string
 from metering.usage import NOTHING, Usage
 
 
@@ -108,7 +109,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         else:
             yield "x-tollbridge-attempts", "0"
         if self.cost.usd is not None:
-            yield "x-tollbridge-cost-usd", format(self.cost.usd, "f")
+            yield "x-tollbridge-cost-usd", decimal_string(self.cost.usd)
 
 
 def serving(route: RouteReport, attempts: int, before: AttemptReport | None) -> Iterator[tuple[str, str]]:

@@ -30,6 +30,7 @@ from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelo
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import HEADER_PREFIX, options_from_headers
 from gateway.rest.streams import EventStream, StreamSettings
+from metering.cost import decimal_string
 
 _T = TypeVar("_T")
 
@@ -162,7 +163,7 @@ class _Voice:
         comment = b": tollbridge " + msgspec.json.encode(_late(ended.outcome)) + b"\n\n"
         if not self._relays:
             outcome = ended.outcome
-            cost = None if outcome.cost.usd is None else format(outcome.cost.usd, "f")
+            cost = None if outcome.cost.usd is None else decimal_string(outcome.cost.usd)
             usage = UsageReport(usage=outcome.usage, reported_cost_usd=cost)
             return comment + self._renderer.feed((usage, Finished(ends=ended.ends)))
         last = ended.native or b""

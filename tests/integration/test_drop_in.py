@@ -1,0 +1,280 @@
+"""What passes between a vendor's client and a provider: the whole line on real sockets, a provider of raw bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from structlog.testing import capture_logs
+
+from gateway.rest import chat, embeddings
+from gateway.rest.app import RestSettings, serve
+from gateway.rest.streams import StreamSettings
+from tests.fakes.line import FakeKeys
+from tests.fakes.raw_provider import Exchange, Handler, RawProvider, raw_provider
+from tests.fakes.whole_line import WholeLine, whole_line
+
+TOML = """
+[providers.p]
+protocol = "{protocol}"
+base_url = "http://127.0.0.1:{port}/v1"
+headers = {{ authorization = "Bearer provider-canary-key", "Anthropic-Beta" = "ours-2025-01-01" }}
+
+[providers.q]
+protocol = "chat_completions"
+base_url = "http://127.0.0.1:{port}/second"
+
+[providers.other]
+protocol = "anthropic_messages"
+base_url = "http://127.0.0.1:{port}/v1"
+
+[models.m]
+providers = [{{ provider = "p", model = "upstream" }}]
+price = {{ input = "2.50", output = "10.00" }}
+
+[models.e]
+providers = [
+    {{ provider = "other", model = "upstream" }},
+    {{ provider = "p", model = "upstream" }},
+    {{ provider = "q", model = "upstream" }},
+]
+price = {{ input = "0.02", output = "0" }}
+"""
+KEY = {"authorization": "Bearer good"}
+QUESTION = "the-quick-brown-canary"
+CHAT = {
+    "model": "m",
+    "messages": [{"role": "user", "content": QUESTION, "future": [1]}],
+    "unheard_of": {"b": 1.50, "a": "\u00e9"},
+}
+ANSWER = (
+    b'{"id":"theirs","object":"chat.completion","created":1,"model":"upstream-2026","unheard_of": {"x" :1},"choices":'
+    b'[{"index":0,"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}'
+)
+EVENTS = [
+    b'data: {"id":"theirs","choices":[{"index":0,"delta":{"role":"assistant","content":""}}],"new":1}\n\n',
+    b'data: {"id":"theirs","choices":[{"index":0,"delta":{"content":"Hi"}}],"new":2}\n\n',
+    b'data: {"id":"theirs","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n',
+    b'data: {"id":"theirs","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n',
+]
+DONE = b"data: [DONE]\n\n"
+
+
+class World:
+    def __init__(self, line: WholeLine, provider: RawProvider, client: aiohttp.ClientSession) -> None:
+        self.line = line
+        self.provider = provider
+        self.client = client
+
+    async def ask(
+        self, path: str, body: Any, headers: Mapping[str, str] = {}, **given: Any
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        async with self.client.post(path, json=body, headers={**KEY, **headers}, **given) as response:
+            return response.status, await response.read(), response.headers
+
+
+@asynccontextmanager
+async def world(
+    url: str, tmp_path: Path, handler: Handler, *, protocol: str = "chat_completions"
+) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        provider = await stack.enter_async_context(raw_provider(handler))
+        toml = TOML.format(port=provider.port, protocol=protocol)
+        line = await stack.enter_async_context(whole_line(url, tmp_path, toml))
+        routes = [
+            *chat.routes(line=line.pipeline, settings=StreamSettings()),
+            *embeddings.routes(line=line.pipeline),
+        ]
+        server = await stack.enter_async_context(serve(RestSettings(port=0, drain_s=1.0), routes, FakeKeys()))
+        client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{server.port}"))
+        yield World(line, provider, client)
+
+
+async def whole(exchange: Exchange) -> None:
+    await exchange.answer(ANSWER)
+
+
+async def streamed(exchange: Exchange) -> None:
+    await exchange.begin()
+    joined = b"".join(EVENTS) + DONE
+    # At splits that are none of its own.
+    for at in range(0, len(joined), 37):
+        await exchange.chunk(joined[at : at + 37])
+        await asyncio.sleep(0)
+    await exchange.end()
+
+
+async def test_bodies_of_one_protocol_pass_untouched_in_both_directions(database_url, tmp_path):
+    async with world(database_url, tmp_path, whole) as there:
+        status, body, headers = await there.ask("/v1/chat/completions", CHAT)
+        [sent] = there.provider.requests
+        await there.line.settled()
+        [row] = await there.line.invocations()
+    assert (status, body) == (200, ANSWER)
+    received = json.loads(sent.body)
+    assert received == {**CHAT, "model": "upstream"}
+    assert b'"unheard_of":{"b": 1.5, "a": "\\u00e9"}' in sent.body
+    assert headers["x-tollbridge-cost-usd"] == "0.0000175"
+    assert (row["state"], str(row["usd"].normalize()), row["input_total"]) == ("charged", "0.0000175", 3)
+
+
+async def test_a_stream_of_one_protocol_passes_in_the_providers_own_bytes(database_url, tmp_path):
+    async with world(database_url, tmp_path, streamed) as there:
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        status, body, _ = await there.ask("/v1/chat/completions", {**CHAT, **options})
+        _, without_usage, _ = await there.ask("/v1/chat/completions", {**CHAT, "stream": True})
+        await there.line.settled()
+        rows = await there.line.invocations()
+        await there.line.audit()
+    assert status == 200
+    before, comment, end = body.partition(b": tollbridge ")
+    assert before == b"".join(EVENTS)
+    assert comment
+    assert end.endswith(b"\n\n" + DONE)
+    assert without_usage.partition(b": tollbridge ")[0] == b"".join(EVENTS[:3])
+    # What the caller did not ask to be told is known all the same.
+    assert [row["input_total"] for row in rows] == [3, 3]
+
+
+async def test_nothing_of_the_callers_headers_reaches_a_provider_but_plain_betas(database_url, tmp_path):
+    answer = (
+        b'{"id":"m","type":"message","role":"assistant","model":"x","content":[{"type":"text","text":"Hi"}],'
+        b'"stop_reason":"end_turn","stop_sequence":null,"usage":{"input_tokens":3,"output_tokens":1}}'
+    )
+
+    async def messages(exchange: Exchange) -> None:
+        await exchange.answer(answer)
+
+    body = {"model": "m", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
+    async with world(database_url, tmp_path, messages, protocol="anthropic_messages") as there:
+        headers = {
+            "anthropic-version": "2023-06-01",
+            "anthropic-beta": "theirs-2026-01-01,ours-2025-01-01",
+            "cookie": "canary=1",
+            "x-forwarded-host": "canary.example",
+            "x-stainless-canary": "1",
+            "openai-organization": "canary",
+            "te": "trailers",
+        }
+        status, got, _ = await there.ask("/v1/messages", body, headers)
+        [sent] = there.provider.requests
+    assert (status, got) == (200, answer)
+    head = sent.head.lower()
+    assert b"canary" not in head.replace(b"provider-canary-key", b"")
+    assert b"good" not in head
+    betas = [line for line in head.split(b"\r\n") if line.startswith(b"anthropic-beta:")]
+    assert betas == [b"anthropic-beta: ours-2025-01-01,theirs-2026-01-01"]
+
+
+@pytest.mark.parametrize("path", chat.PATHS)
+async def test_no_word_of_a_caller_makes_the_gateway_call_elsewhere(database_url, tmp_path, path):
+    """Canary: a listener that nobody may connect to."""
+    connected: list[object] = []
+
+    async def canary(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(writer)
+        writer.close()
+
+    listener = await asyncio.start_server(canary, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    spellings = [
+        f"http://{host}:{port}/v1"
+        for host in (
+            "127.0.0.1",
+            "localhost",
+            "2130706433",
+            "0x7f000001",
+            "0177.1",
+            "[::ffff:127.0.0.1]",
+            "x@127.0.0.1",
+        )
+    ]
+    names = ("base_url", "api_base", "api_url", "endpoint", "host", "proxy", "url", "api_key", "custom_llm_provider")
+    bodies: Mapping[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+        "/v1/responses": {"input": "hi"},
+        "/v1/messages": {"max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]},
+    }
+
+    async def refuses(exchange: Exchange) -> None:
+        await exchange.answer(b'{"error":{"message":"no","code":"bad"}}', status=400)
+
+    async def redirects(exchange: Exchange) -> None:
+        await exchange.answer(b"", status=307, headers={"location": f"http://127.0.0.1:{port}/v1/chat/completions"})
+
+    async with listener:
+        async with world(database_url, tmp_path, refuses) as there:
+            for spelling in spellings:
+                overrides: dict[str, Any] = dict.fromkeys(names, spelling)
+                body = {"model": "m", **bodies[path], **overrides, "extra_body": overrides, "litellm_params": overrides}
+                assert (await there.ask(path, body))[0] == 400
+                for model in (spelling, f"p/{spelling}", f"openai/{spelling}"):
+                    assert (await there.ask(path, {**bodies[path], "model": model}))[0] == 404
+                for name in ("base-url", "api-base", "endpoint", "proxy", "provider-url"):
+                    headers = {f"x-tollbridge-{name}": spelling}
+                    assert (await there.ask(path, {"model": "m", **bodies[path]}, headers))[0] == 400
+                for name in ("forwarded", "x-forwarded-host", "x-original-url", "x-rewrite-url", "host"):
+                    status, _, _ = await there.ask(path, {"model": "m", **bodies[path]}, {name: spelling})
+                    assert status == 400  # by the provider
+                status, _, _ = await there.ask(path, {"model": "m", **bodies[path]}, params={"api_base": spelling})
+                assert status == 400
+        async with world(database_url, tmp_path, redirects) as there:
+            assert (await there.ask(path, {"model": "m", **bodies[path]}))[0] == 502
+    assert connected == []
+
+
+async def test_a_providers_error_is_told_without_its_key_and_without_the_question(database_url, tmp_path):
+    async def leaks(exchange: Exchange) -> None:
+        said = f"invalid: {QUESTION} for Bearer provider-canary-key at sk-provider-canary-key"
+        await exchange.answer(json.dumps({"error": {"message": said, "code": "bad"}}).encode(), status=400)
+
+    with capture_logs() as logs:
+        async with world(database_url, tmp_path, leaks) as there:
+            answers = [await there.ask("/v1/chat/completions", {**CHAT, "stream": stream}) for stream in (False, True)]
+            await there.line.settled()
+            rows = await there.line.invocations()
+    for status, body, headers in answers:
+        assert status == 400
+        assert b"provider-canary-key" not in body
+        assert "canary" not in str(headers)
+    assert "provider-canary-key" not in str(logs)
+    assert "canary" not in str([dict(row) for row in rows])
+
+
+async def test_embeddings_fail_over_and_pass_over_who_has_none_and_are_settled(database_url, tmp_path):
+    vectors = (
+        b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.5,-0.25]}],"model":"u",'
+        b'"usage":{"prompt_tokens":1000,"total_tokens":1000}}'
+    )
+
+    async def second_alone(exchange: Exchange) -> None:
+        if b"/second/embeddings" in exchange.head:
+            await exchange.answer(vectors)
+        else:
+            await exchange.answer(b'{"error":{"message":"busy"}}', status=503)
+
+    async with world(database_url, tmp_path, second_alone) as there:
+        body = {"model": "e", "input": "hello"}
+        status, got, headers = await there.ask("/v1/embeddings", body)
+        packed = json.loads((await there.ask("/v1/embeddings", {**body, "encoding_format": "base64"}))[1])
+        await there.line.settled()
+        rows = await there.line.invocations()
+        await there.line.audit()
+    assert (status, got) == (200, vectors)
+    assert headers["x-tollbridge-route"] == "q/upstream"
+    assert headers["x-tollbridge-attempts"] == "3"
+    assert headers["x-tollbridge-cost-usd"] == "0.00002"
+    assert packed["data"][0]["embedding"] == "AAAAPwAAgL4="
+    assert [(row["provider"], row["state"]) for row in rows[:3]] == [
+        ("other", "zero"),
+        ("p", "zero"),
+        ("q", "charged"),
+    ]
+    assert (rows[2]["input_total"], rows[2]["output_total"]) == (1000, 0)
