@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from adapters.chat import (
-    ChoiceEnd,
     Event,
     Finished,
     ReasoningDelta,
@@ -142,17 +141,12 @@ class MessageRenderer:
         self._close(out)
         for index in self._calls.values():
             _told("content_block_stop", {"index": index}, out)
-        end = next((end for end in event.ends if end.choice == 0), None)
-        told = _told_end(end, "".join(self._refusal))
+        # A provider may have numbered its only choice otherwise.
+        end = next((end for end in event.ends if end.choice == 0), event.ends[0])
+        told = answers.told_end(end.stop_reason, end.native_stop_reason, "".join(self._refusal))
         _told("message_delta", {"delta": told, "usage": answers.render_usage(self._usage)}, out)
         _told("message_stop", {}, out)
         self._over = True
-
-
-def _told_end(end: ChoiceEnd | None, refusal: str) -> dict[str, Any]:
-    if end is None:
-        raise ValueError("a stream that ends says of its first choice how it ended")
-    return answers.told_end(end.stop_reason, end.native_stop_reason, refusal)
 
 
 def _told(kind: str, fields: dict[str, Any], out: list[bytes]) -> None:

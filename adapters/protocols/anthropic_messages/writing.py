@@ -292,6 +292,9 @@ class _Rendering:
         arguments = object_of(call.arguments)
         if arguments is None:
             raise RequestNotExpressible(f"{path}.arguments", f"{NAME} takes arguments that are a JSON object")
+        if call.signature is not None:
+            # A proof for its own provider, and no other one misses it.
+            self._dropped.append(f"{path}.signature")
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
     def _part(self, part: Part, path: str) -> Any:

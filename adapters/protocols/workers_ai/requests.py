@@ -352,6 +352,9 @@ class _Writer:
             self._reasoning(message, path, rendered)
         if message.tool_calls:
             self._names |= {call.id: call.name for call in message.tool_calls}
+            # A proof for its own provider, and no other one misses it.
+            signed = [i for i, call in enumerate(message.tool_calls) if call.signature is not None]
+            self._dropped.extend(f"{path}.tool_calls[{i}].signature" for i in signed)
             rendered["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in message.tool_calls
