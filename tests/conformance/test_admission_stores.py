@@ -182,6 +182,19 @@ async def test_the_callers_deadline_bounds_the_hard_deadline(processes: Processe
     assert 7_000 < row.remaining_ms <= 8_000
 
 
+async def test_who_waits_is_read_with_the_key_it_is_for(processes: Processes):
+    one, two = await processes(concurrency=1)
+    await one.granted()
+    await one.ask(wanted(debit_id="mine"))
+    await two.ask(wanted(debit_id="theirs", key_id=uuid.UUID(int=2), klass=Class.BATCH))
+    [group] = await two.store.groups()
+    found = [(w["position"], w["class"], w["model"], w["reason"], w["debit_id"], w["key_id"]) for w in group["waiting"]]
+    assert found == [
+        (1, "interactive", "m", "capacity", "mine", str(KEY)),
+        (2, "batch", "m", "capacity", "theirs", str(uuid.UUID(int=2))),
+    ]
+
+
 async def test_a_full_queue_refuses_and_keeps_nothing(processes: Processes):
     one, _ = await processes(concurrency=1, queue=1)
     await one.granted()
@@ -307,7 +320,7 @@ async def test_a_tombstone_stops_a_late_acquire(processes: Processes):
 async def test_an_unknown_group_is_refused_definitely(processes: Processes):
     one, _ = await processes()
     # The controller knows it by this, and makes its groups known again.
-    with pytest.raises(Rejected, match="^P0002$"):
+    with pytest.raises(Rejected, match=r"^P0002$"):
         await one.ask(wanted(), group="nobody")
 
 
@@ -320,6 +333,51 @@ async def test_an_endpoint_that_moved_says_where(processes: Processes):
     row = (await one.ask(demand))[demand.ticket_id]
     assert (row.answer, row.group_id) == ("moved", "other")
     assert (await one.ask(demand, group="other"))[demand.ticket_id].answer == "granted"
+
+
+async def regrouped(process: Process, revision: int, **groups: GroupSettings) -> None:
+    settings = msgspec.structs.replace(configured(revision=revision), groups=groups)
+    process.store._settings = settings  # type: ignore[attr-defined]
+    assert await process.store.configure() == []
+
+
+async def test_a_floor_that_was_reset_with_a_merged_group_is_not_there_again_after_a_split(processes: Processes):
+    one, _ = await processes()
+    await regrouped(one, 2, a=GroupSettings(endpoints=("a",)), b=GroupSettings(endpoints=("b",)))
+    held = wanted(endpoint="a")
+    await one.settle(failed((await one.ask(held, group="a"))[held.ticket_id], Verdict.RATE_LIMITED, retry_after_s=60.0))
+    refused = wanted(endpoint="a")
+    assert (await one.ask(refused, group="a"))[refused.ticket_id].answer == "cooldown"
+    await regrouped(one, 3, b=GroupSettings(endpoints=("a", "b")))
+    assert (await one.ask(refused, group="b"))[refused.ticket_id].answer == "cooldown"
+    assert await one.store.reset("b")
+    await regrouped(one, 4, a=GroupSettings(endpoints=("a",)), b=GroupSettings(endpoints=("b",)))
+    assert (await one.ask(refused, group="a"))[refused.ticket_id].answer == "granted"
+
+
+async def test_a_floor_stays_with_the_endpoints_that_stay(processes: Processes):
+    one, _ = await processes()
+    await regrouped(one, 2, a=GroupSettings(endpoints=("a", "b")))
+    held = wanted(endpoint="a")
+    await one.settle(failed((await one.ask(held, group="a"))[held.ticket_id], Verdict.RATE_LIMITED, retry_after_s=60.0))
+    await regrouped(one, 3, a=GroupSettings(endpoints=("a",)), b=GroupSettings(endpoints=("b",)))
+    for name in ("a", "b"):
+        refused = wanted(endpoint=name)
+        assert (await one.ask(refused, group=name))[refused.ticket_id].answer == "cooldown"
+
+
+@pytest.mark.parametrize("judged", [False, True])
+async def test_an_end_after_its_endpoint_moved_lets_the_queue_of_the_new_group_move(processes: Processes, judged: bool):
+    one, _ = await processes()
+    await regrouped(one, 2, a=GroupSettings(concurrency=1, endpoints=("a",)), b=GroupSettings(endpoints=("b",)))
+    held = wanted(endpoint="a")
+    row = (await one.ask(held, group="a"))[held.ticket_id]
+    await one.settle(uncertain(row))
+    await regrouped(one, 3, b=GroupSettings(concurrency=1, endpoints=("a", "b")))
+    waiting = wanted(endpoint="b")
+    assert (await one.ask(waiting, group="b"))[waiting.ticket_id].answer == "queued"
+    [told] = await one.store.settle(0, [ended(row)], judged=judged)
+    assert (told.applied, told.group_id, told.waiters) == (True, "b", True)
 
 
 async def test_the_newest_limits_are_in_force_and_the_others_are_told(processes: Processes):
@@ -503,6 +561,65 @@ async def test_a_rate_limit_beyond_all_patience_makes_the_credential_unavailable
     await one.settle(failed(await one.granted(), Verdict.RATE_LIMITED, retry_after_s=11.0, account_wide=True))
     assert await one.answer(wanted(model="n", waits_for_cooldown=True)) == "provider_unavailable"
     assert await one.answer(wanted(credential="d")) == "granted"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cause"),
+    [
+        (Verdict.RATE_LIMITED, "rate_limited"),
+        (Verdict.CREDENTIAL_REJECTED, "credential_rejected"),
+        (Verdict.QUOTA_EXHAUSTED, "quota_exhausted"),
+    ],
+)
+async def test_a_floor_says_why_it_is_there_to_every_process(processes: Processes, verdict: Verdict, cause: str):
+    one, two = await processes(concurrency=1)
+    held = await one.granted()
+    let_go = wanted()
+    await one.ask(let_go)
+    await one.settle(failed(held, verdict, retry_after_s=30.0))
+    refused = wanted()
+    for row in ((await two.ask(refused))[refused.ticket_id], (await one.found(let_go))[let_go.ticket_id]):
+        assert row.answer == ("cooldown" if cause == "rate_limited" else "provider_unavailable")
+        assert row.wait_reason == cause
+        assert row.wait_ms is not None
+        assert 25_000 < row.wait_ms <= 30_000
+    [group] = await two.store.groups()
+    [floor] = group["floors"]
+    assert (floor["credential"], floor["model"], floor["cause"]) == ("c", "m", cause)
+    assert 25 < floor["remaining_s"] <= 30
+
+
+async def test_who_waits_under_a_floor_is_told_what_ends_last(processes: Processes):
+    one, _ = await processes(failure_threshold=1, first_cooldown_s=5.0)
+    rows = [await one.granted() for _ in range(2)]
+    await one.settle(failed(rows[0], Verdict.RATE_LIMITED, retry_after_s=3.0))
+    waiting = wanted(waits_for_cooldown=True, debit_id="waits")
+    await one.ask(waiting)
+
+    async def told() -> set[str | None]:
+        [group] = await one.store.groups()
+        [shown] = group["waiting"]
+        found = (await one.found(waiting))[waiting.ticket_id].wait_reason
+        return {found, (await one.store.waits(["waits"]))["waits"].reason, shown["reason"]}
+
+    assert await told() == {"rate_limited"}
+    await one.settle(failed(rows[1]))
+    assert await told() == {"cooldown"}
+    refused = wanted()
+    assert (await one.ask(refused))[refused.ticket_id].wait_reason == "cooldown"
+
+
+async def test_while_a_probe_is_out_a_refusal_tells_no_end(processes: Processes):
+    one, two = await processes(failure_threshold=1, first_cooldown_s=0.05)
+    await one.settle(failed(await one.granted()))
+    await until(lambda: granted_by(one))
+    refused = wanted()
+    row = (await two.ask(refused))[refused.ticket_id]
+    assert (row.answer, row.wait_reason, row.wait_ms) == ("cooldown", "cooldown", None)
+
+
+async def granted_by(process: Process) -> bool:
+    return await process.answer(wanted()) == "granted"
 
 
 async def test_a_full_model_holds_up_nobody_else(processes: Processes):
