@@ -259,13 +259,13 @@ class Store:
     async def dead(self, owners: Sequence[uuid.UUID]) -> set[uuid.UUID]:
         """Which of these owners have lapsed, or were buried, and are not merely unheard."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_sql("dead"), list(owners))
+            rows = await connection.fetch(_sql("dead"), list(owners), *self._time_known())
         return {row["owner_id"] for row in rows}
 
     async def overdue(self) -> list[str]:
         """The groups in which time alone has changed something."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_sql("overdue"))
+            rows = await connection.fetch(_sql("overdue"), *self._time_known())
         return [row["group_id"] for row in rows]
 
     async def oldest_snapshot(self) -> tuple[str, float] | None:

@@ -1,2 +1,2 @@
--- The groups in which time alone has changed something.
-select group_id from control.overdue_v2()
+-- The groups in which time alone has changed something. What is known of the time.
+select group_id from control.overdue_v2($1, $2, $3, $4)

@@ -795,6 +795,20 @@ async def test_a_leap_while_a_row_is_waited_for_lengthens_nothing(database_url):
         assert await w.db.fetchval("select max(until) from control.floor") < await w.now() + 60 * SECOND
 
 
+async def test_a_leap_lets_no_waiter_go_and_declares_nobody_dead(database_url):
+    async with world(database_url, concurrency=1) as w:
+        one, two = await w.process(), await w.process()
+        await one.granted()
+        waiting = wanted()
+        assert await two.answer(waiting) == "queued"
+        await leap(w)
+        assert await one.store.dead([one.owner, two.owner]) == set()
+        await one.store.renew(one.owner, one.process, first=False)
+        await leap(w)
+        assert await one.store.overdue() == []
+        assert await w.holds(waiting.ticket_id)
+
+
 async def test_who_knows_another_time_learns_from_what_was_made_up_for_since(database_url):
     async with world(database_url) as w:
         one = await w.process()

@@ -917,6 +917,22 @@ _TIME: Final = [
         "c.now as told",
         _rules("a_leap_while_a_heartbeat_is_on_its_way_is_told_to_nobody"),
     ),
+    _m(
+        29,
+        "a leap lets waiters go",
+        OWNERS,
+        "constant timestamptz := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, null);",
+        "constant timestamptz := control.now_v1();",
+        _rules("a_leap_lets_no_waiter_go_and_declares_nobody_dead"),
+    ),
+    _m(
+        29,
+        "a leap declares owners dead",
+        STORE,
+        '_sql("dead"), list(owners), *self._time_known()',
+        '_sql("dead"), list(owners), None, 0, 0, 0',
+        _rules("a_leap_lets_no_waiter_go_and_declares_nobody_dead"),
+    ),
     # ---------------------------------------------------------------- 30: without a store
     _m(
         30,

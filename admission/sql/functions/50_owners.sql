@@ -72,11 +72,16 @@ begin
 end $$;
 
 -- The groups in which time alone has changed something that nobody has acted on. What is long over is forgotten.
-create or replace function control.overdue_v2() returns table (group_id text)
+drop function if exists control.overdue_v2();
+
+create or replace function control.overdue_v2(
+    p_clock timestamptz default null, p_steps bigint default 0, p_elapsed_ms bigint default 0,
+    p_forward_ms bigint default 0
+) returns table (group_id text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := control.now_v1();
+    v_now constant timestamptz := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, null);
     -- No index is asked for what may change from row to row.
     v_forgotten timestamptz := clock_timestamp() - interval '30 days';
 begin
