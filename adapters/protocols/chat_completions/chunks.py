@@ -3,11 +3,12 @@ Events to the chunks of a caller's stream, as OpenAI sends them.
 
 The role comes first, in a chunk of its own for each choice, then deltas, the finish reasons, the usage where it was
 asked for, and `[DONE]`. What OpenAI has no field for takes the one most clients know: `reasoning_content`,
-OpenRouter's `reasoning_details` and `images`, and Gemini's `extra_content` on a tool call.
+OpenRouter's `reasoning_details`, `images` and `usage.cost`, and Gemini's `extra_content` on a tool call.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from adapters.protocols.chat_completions import answers
 from metering.usage import NOTHING
 
 _encode = msgspec.json.Encoder().encode
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,18})?", re.ASCII)
 
 #: The words of OpenAI's error types, by status.
 _TYPES = {
@@ -68,6 +70,7 @@ class ChunkRenderer:
         self._end = b'],"usage":null}\n\n' if head.include_usage else b"]}\n\n"
         self._include_usage = head.include_usage
         self._usage = NOTHING
+        self._cost: str | None = None
         #: How many images each choice has had; a choice is here once its role was told.
         self._images: dict[int, int] = {}
 
@@ -91,6 +94,7 @@ class ChunkRenderer:
             match event:
                 case UsageReport():
                     self._usage = self._usage.merge(event.usage)
+                    self._cost = event.reported_cost_usd or self._cost
                 case Finished():
                     self._finish(event, out)
                 case RefusalDelta():
@@ -141,7 +145,11 @@ class ChunkRenderer:
             reason = answers.finish_reason(end.stop_reason)
             self._chunk({"index": end.choice, "delta": {}, "logprobs": None, "finish_reason": reason}, out)
         if self._include_usage and self._usage != NOTHING:
-            out += (self._start, b'],"usage":', _encode(answers.render_usage(self._usage)), b"}\n\n")
+            usage: dict[str, Any] = answers.render_usage(self._usage)
+            if self._cost is not None and _NUMBER.fullmatch(self._cost):
+                # As it is, digit by digit: money is no float here.
+                usage = {**usage, "cost": msgspec.Raw(self._cost.encode())}
+            out += (self._start, b'],"usage":', _encode(usage), b"}\n\n")
         out.append(b"data: [DONE]\n\n")
 
 

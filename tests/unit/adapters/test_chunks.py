@@ -80,6 +80,13 @@ def test_role_text_finish_usage_and_sentinel_come_in_the_order_of_openai():
     assert sentinel == "[DONE]"
 
 
+@pytest.mark.parametrize(("cost", "told"), [("0.000000000001", True), ("12.5", True), ("NaN", False), ("1,2", False)])
+def test_what_it_cost_is_in_the_usage_digit_by_digit(cost: str, told: bool):
+    usage = UsageReport(usage=Usage(input_total=3, output_total=4), reported_cost_usd=cost)
+    rendered = PROTOCOL.new_renderer(HEAD).feed([TextDelta("a"), usage, END])
+    assert (b'"cost":' + cost.encode() + b"}" in rendered) is told
+
+
 def test_without_include_usage_no_chunk_speaks_of_it():
     usage = UsageReport(usage=Usage(input_total=3, output_total=4))
     told = chunks([TextDelta("a"), usage, END], head=AnswerHead(id="x", model="m", created=1, include_usage=False))
