@@ -6,8 +6,8 @@ tested against it.
     closed     TRANSIENT, SLOW: counted in the window       closed; OPEN at the threshold
     closed     ANSWERED                                     closed; the ramp doubles until it is the limit
     open       the cooldown is over (time)                  HALF_OPEN, no probe yet
-    half_open  the probe: ANSWERED, SLOW, RATE_LIMITED,     CLOSED, with a ramp of 1
-               UNAVAILABLE
+    half_open  the probe: ANSWERED, SLOW, or what puts a    CLOSED, with a ramp of 1
+               floor
     half_open  the probe: NONE, and it was not dispatched;  half_open, the place goes to the next
                or it is taken back
     half_open  the probe: anything else                     OPEN, for longer
@@ -80,7 +80,9 @@ TABLE: Final = {
     (BreakerState.HALF_OPEN, Verdict.ANSWERED): Step.CLOSE,
     (BreakerState.HALF_OPEN, Verdict.SLOW): Step.CLOSE,
     (BreakerState.HALF_OPEN, Verdict.RATE_LIMITED): Step.CLOSE,
-    (BreakerState.HALF_OPEN, Verdict.UNAVAILABLE): Step.CLOSE,
+    (BreakerState.HALF_OPEN, Verdict.LIMITED_FOR_LONG): Step.CLOSE,
+    (BreakerState.HALF_OPEN, Verdict.CREDENTIAL_REJECTED): Step.CLOSE,
+    (BreakerState.HALF_OPEN, Verdict.QUOTA_EXHAUSTED): Step.CLOSE,
     (BreakerState.HALF_OPEN, Verdict.TRANSIENT): Step.OPEN,
     (BreakerState.HALF_OPEN, Verdict.NONE): Step.OPEN,
 }

@@ -53,11 +53,11 @@ _REFUSALS: Final = {
     "owner_fence": RefusalReason.FENCED,
     "provider_unavailable": RefusalReason.UNAVAILABLE,
     "too_large": RefusalReason.TOO_LARGE,
-    "store_closed": RefusalReason.STORE_UNAVAILABLE,
+    "store_closed": RefusalReason.STORE_CLOSED,
 }
 
 #: Outcomes that move a breaker or a floor.
-_JUDGED: Final = (Verdict.TRANSIENT, Verdict.RATE_LIMITED, Verdict.SLOW, Verdict.UNAVAILABLE)
+_JUDGED: Final = frozenset(Verdict) - {Verdict.ANSWERED, Verdict.NONE}
 
 #: What the store raises for a group that it does not know.
 _UNKNOWN_GROUP: Final = "P0002"
@@ -79,7 +79,7 @@ _SHARDS: Final = 16
 class _Ticket:
     """A ticket of this process that has neither a lease nor a refusal yet."""
 
-    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "group", "observer", "seen", "unsure", "waits")
+    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "group", "lost", "observer", "seen", "unsure", "waits")
 
     def __init__(self, demand: Demand, observer: Observer | None) -> None:
         self.demand = demand
@@ -93,6 +93,8 @@ class _Ticket:
         #: A statement with it was lost, and may commit late: it takes a tombstone to give the ticket up.
         self.unsure = False
         self.waits = False
+        #: Its incarnation has lapsed: what the store grants it now is given back.
+        self.lost = False
         self.seen: Waiting | None = None
 
     def give_up(self) -> None:
@@ -128,6 +130,11 @@ class Controller:
         self.incarnations: list[uuid.UUID] = [self.process, self.owner]
         #: On the monotonic clock: no dispatch after this.
         self._trusted_until = 0.0
+        #: Those whose incarnation has lapsed, told once another one is registered and the store has let go of them. The
+        #: second: the store may have known of it.
+        self._lapsed: list[tuple[_Ticket, bool]] = []
+        #: Set where a heartbeat is wanted at once.
+        self._pulse = asyncio.Event()
         self._tickets: dict[uuid.UUID, _Ticket] = {}
         self._admissions: dict[str, Lane[_Ticket | None, None]] = {}
         self._clean: Lane[Settlement, SettledRow] = Lane(lambda batch: self._settle(batch, judged=False))
@@ -161,6 +168,9 @@ class Controller:
     async def admit(self, demand: Demand, observer: Observer | None = None) -> Lease | Refusal:
         """
         Waits for a slot. Cancelling it gives the ticket back, granted or not.
+
+        A ticket that was lost with a lapse is refused once this process lives again and the store has let go of it, or
+        after `retry_s`: another one may be asked for then.
 
         `observer` hears when the ticket begins to wait and when its position or reason changes.
         """
@@ -313,6 +323,11 @@ class Controller:
             elif row.ticket_id is not None:
                 if (answered := asked.get(row.ticket_id)) is not None:
                     answered.acknowledged = True
+                    if row.answer == "lapsed" or (row.answer == "queued" and owner != self.owner):
+                        # The statement was on its way when its incarnation lapsed.
+                        self._lose(answered, known=row.answer == "queued" or answered.unsure)
+                        self._pulse.set()
+                        continue
                 waiting = self._tickets.get(row.ticket_id)
                 if waiting is not None:
                     self._deliver(waiting, row, sent)
@@ -341,6 +356,8 @@ class Controller:
         self._lane(row.group_id).entrust(ticket, ticket.answer)
 
     def _deliver(self, ticket: _Ticket, row: TicketRow, sent: float) -> None:
+        if ticket.lost:
+            return
         demand = ticket.demand
         # By whatever statement: the store has it, and `admit` gives it back where its caller goes away.
         ticket.acknowledged = True
@@ -381,6 +398,10 @@ class Controller:
                     reason=_REFUSALS[row.answer],
                     group=ticket.group,
                     retry_after_s=1.0 if wait_ms is None else wait_ms / 1000,
+                    cause=row.wait_reason,
+                    ends_at=None
+                    if row.wait_reason is None or row.wait_ms is None
+                    else time.monotonic() + row.wait_ms / 1000,
                 ),
             )
 
@@ -507,19 +528,38 @@ class Controller:
             log.warning("admission.lapsed", owner=str(self.owner))
             self.owner = new_id()
             self.incarnations.append(self.owner)
-            for ticket in list(self._tickets.values()):
-                if ticket.acknowledged:
-                    refusal = Refusal(reason=RefusalReason.LAPSED, group=ticket.group, retry_after_s=1.0, used=True)
-                    _answer(ticket, refusal)
+            for ticket in self._waiting():
+                self._lose(ticket, known=True)
             sent = time.monotonic()
             lives_s = await self._store.renew(self.owner, self.process, first=True)
         if lives_s is not None:
             self._trusted_until = sent + lives_s - self._settings.margin_s
+            self._tell_lapsed()
+
+    def _lose(self, ticket: _Ticket, *, known: bool) -> None:
+        """Its incarnation has lapsed. Whoever waits is told when asking again helps, or in a while."""
+        ticket.waits = False
+        ticket.lost = True
+        self._lapsed.append((ticket, known))
+        asyncio.get_running_loop().call_later(self._settings.retry_s, _answer, ticket, _lapsed(ticket, known=known))
+
+    def _tell_lapsed(self) -> None:
+        """This process lives, as another incarnation: the old one's places would hold the debits of who asks again."""
+        lapsed, self._lapsed = self._lapsed, []
+        for ticket, known in lapsed:
+            if known:
+                given_back = self._abandoned.submit((ticket.demand.ticket_id, ticket.unsure))
+                given_back.add_done_callback(functools.partial(_tell_given_back, ticket))
+            else:
+                _answer(ticket, _lapsed(ticket, known=known))
 
     async def _keep_alive(self) -> None:
         pause = self._settings.lease_s / 3
         while True:
-            await asyncio.sleep(pause if self.available else min(pause, 0.5))
+            self._pulse.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause if self.available else min(pause, 0.5)):
+                    await self._pulse.wait()
             try:
                 was_available = self.available
                 await self._renew(first=False)
@@ -602,6 +642,15 @@ class Controller:
 def _answer(ticket: _Ticket, answer: Lease | Refusal) -> None:
     if not ticket.answer.done():
         ticket.answer.set_result(answer)
+
+
+def _lapsed(ticket: _Ticket, *, known: bool) -> Refusal:
+    return Refusal(reason=RefusalReason.LAPSED, group=ticket.group, retry_after_s=1.0, used=known)
+
+
+def _tell_given_back(ticket: _Ticket, given_back: asyncio.Future[None]) -> None:
+    if not given_back.cancelled():
+        _answer(ticket, _lapsed(ticket, known=True))
 
 
 def _expected_s(seen: Waiting | None) -> float:

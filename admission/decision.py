@@ -60,9 +60,25 @@ _OVERDUE: Final = 2 * SECOND
 #: A position is exact up to this.
 _AHEAD: Final = 100
 _STRIKES: Final = 20
+#: Operators see so many of who waits.
+_SHOWN: Final = 20
 _DAY: Final = 86_400 * SECOND
 _SHORTEST_WAIT_MS: Final = 100
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: The verdicts that put a floor.
+_FLOORS: Final[Mapping[Verdict, FloorKind]] = {
+    Verdict.RATE_LIMITED: "rate_limit",
+    Verdict.LIMITED_FOR_LONG: "long_rate_limit",
+    Verdict.CREDENTIAL_REJECTED: "credential_rejected",
+    Verdict.QUOTA_EXHAUSTED: "quota_exhausted",
+}
+#: What each is told as: a rate limit is one however long it is.
+_CAUSES: Final[Mapping[FloorKind, str]] = {
+    "rate_limit": "rate_limited",
+    "long_rate_limit": "rate_limited",
+    "credential_rejected": "credential_rejected",
+    "quota_exhausted": "quota_exhausted",
+}
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -259,14 +275,24 @@ class _Work:
 
     # -------------------------------------------------------------- floors
 
-    def floors_of(self, group: str, credential: str, model: str, kinds: Iterable[FloorKind]) -> list[int]:
-        """When those end that are in force for a credential and model."""
+    def floors_of(self, group: str, credential: str, model: str) -> list[tuple[int, FloorKind]]:
+        """When those end that are in force for a credential and model, and of what kind they are."""
         view = self.floors.view
         if not view:
             return []
         names = (model, "") if model else ("",)
-        found = (view.get((group, credential, name, kind)) for kind in kinds for name in names)
-        return [floor.until for floor in found if floor is not None and floor.until > self.now]
+        found = ((view.get((group, credential, name, kind)), kind) for kind in _CAUSES for name in names)
+        return [(floor.until, kind) for floor, kind in found if floor is not None and floor.until > self.now]
+
+    def held(self, group: str, floors: Iterable[tuple[int, FloorKind]]) -> tuple[int, str] | None:
+        """Until when, and why, what is under these floors gets no slot of a group: by what ends last."""
+        breaker = self.groups.view[group].breaker
+        until = breaker.cooldown_until if breaker.state is BreakerState.OPEN else None
+        cooling = None if until is None else (until, "cooldown")
+        floor = _last(floors)
+        if floor is None or cooling is None:
+            return floor or cooling
+        return floor if floor[0] >= cooling[0] else cooling
 
     def raise_floor(self, group: str, credential: str, model: str, kind: FloorKind, after: int | None) -> None:
         """It may be raised and is never lowered. Without a time it grows with each one in a row."""
@@ -282,7 +308,7 @@ class _Work:
         for ticket in self.waiting(group):
             if ticket.credential != credential or model not in ("", ticket.model):
                 continue
-            if kind == "unavailable" or not ticket.waits_for_cooldown or ticket.queue_deadline <= until:
+            if kind != "rate_limit" or not ticket.waits_for_cooldown or ticket.queue_deadline <= until:
                 self.tickets.drop(ticket.ticket_id)
 
     # ------------------------------------------------------------- endings
@@ -556,23 +582,45 @@ def _refusal(w: _Work, group_id: str, asked: Element, *, duplicate: bool) -> Tic
     if asked.caller_ms is not None and asked.caller_ms <= 0:
         return TicketRow(ticket_id, "deadline_exceeded")
     breaker = w.groups.view[group_id].breaker
-    ends = w.floors_of(group_id, demand.credential, demand.model, ("rate_limit", "unavailable"))
-    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
-        ends.append(breaker.cooldown_until)
-    end = max(ends, default=None)
-    wait_ms = _wait_ms(w, w.now if end is None else end)
-    if w.floors_of(group_id, demand.credential, demand.model, ("unavailable",)):
-        return TicketRow(ticket_id, "provider_unavailable", wait_ms=wait_ms)
+    floors = w.floors_of(group_id, demand.credential, demand.model)
+    held = w.held(group_id, floors)
+    if _out_of_patience(floors):
+        return _held_back_row(w, ticket_id, floors, held)
     for _, allowance in w.allowances_of(group_id, demand.model):
         if allowance.tokens_per_minute is not None and demand.tokens > allowance.tokens_per_minute:
             return TicketRow(ticket_id, "too_large")
     if w.closed_until > w.now:
         return TicketRow(ticket_id, "store_closed", wait_ms=_wait_ms(w, w.closed_until, at_least=0))
-    if end is None and (breaker.state is not BreakerState.HALF_OPEN or breaker.probe is None):
+    if held is None and (breaker.state is not BreakerState.HALF_OPEN or breaker.probe is None):
         return None
-    if demand.waits_for_cooldown and (end is None or end <= _queue_deadline(w, asked)):
+    if demand.waits_for_cooldown and (held is None or held[0] <= _queue_deadline(w, asked)):
         return None
-    return TicketRow(ticket_id, "cooldown", wait_ms=wait_ms)
+    return _held_back_row(w, ticket_id, floors, held or (None, "cooldown"))
+
+
+def _held_back_row(
+    w: _Work,
+    ticket_id: uuid.UUID,
+    floors: Sequence[tuple[int, FloorKind]],
+    held: tuple[int | None, str] | None,
+) -> TicketRow:
+    until, cause = held or (None, None)
+    wait_ms = None if until is None else _wait_ms(w, until)
+    out = _last(_out_of_patience(floors))
+    if out is not None:
+        return TicketRow(ticket_id, "provider_unavailable", wait_reason=out[1], wait_ms=wait_ms)
+    return TicketRow(ticket_id, "cooldown", wait_reason=cause, wait_ms=wait_ms)
+
+
+def _out_of_patience(floors: Iterable[tuple[int, FloorKind]]) -> list[tuple[int, FloorKind]]:
+    """Those for whose end nobody waits."""
+    return [floor for floor in floors if floor[1] != "rate_limit"]
+
+
+def _last(floors: Iterable[tuple[int, FloorKind]]) -> tuple[int, str] | None:
+    """The end of the one that ends last, and what it is told as."""
+    last = min(floors, key=lambda floor: (-floor[0], floor[1]), default=None)
+    return None if last is None else (last[0], _CAUSES[last[1]])
 
 
 def _queue_deadline(w: _Work, asked: Element) -> int:
@@ -666,7 +714,7 @@ class _Round:
     def _eligible(self, ticket: Ticket) -> bool:
         if ticket.model in self._blocked:
             return False
-        if self._w.floors_of(self._group_id, ticket.credential, ticket.model, ("rate_limit", "unavailable")):
+        if self._w.floors_of(self._group_id, ticket.credential, ticket.model):
             return False
         own = self._allowance(ticket.model) if ticket.model else None
         if own is None:
@@ -844,32 +892,29 @@ def _replayed_row(w: _Work, demand: Demand, occupancy: _Occupancy, *, looked: bo
 def _missing_row(w: _Work, demand: Demand) -> TicketRow:
     if demand.fence is not None and _is_fenced(w.fences.view, demand.key_id, demand.fence):
         return TicketRow(demand.ticket_id, "owner_fence")
-    ends = w.floors_of(demand.group, demand.credential, demand.model, ("rate_limit", "unavailable"))
-    group = w.groups.view.get(demand.group)
-    if group is not None and group.breaker.state is BreakerState.OPEN and group.breaker.cooldown_until is not None:
-        ends.append(group.breaker.cooldown_until)
-    return TicketRow(demand.ticket_id, "cooldown", wait_ms=_wait_ms(w, max(ends)) if ends else None)
+    floors = w.floors_of(demand.group, demand.credential, demand.model)
+    held = w.held(demand.group, floors) if demand.group in w.groups.view else _last(floors)
+    return _held_back_row(w, demand.ticket_id, floors, held)
 
 
 def _wait_reason(w: _Work, ticket: Ticket, occupancy: _Occupancy) -> tuple[str, int | None]:
-    """Why it waits, and when a cooldown or the first quarantine ends."""
-    breaker = occupancy.group.breaker
-    ends = w.floors_of(ticket.group, ticket.credential, ticket.model, ("rate_limit", "unavailable"))
-    if breaker.state is BreakerState.OPEN and breaker.cooldown_until is not None:
-        ends.append(breaker.cooldown_until)
-    reason = _reason(w, ticket, occupancy, floored=bool(ends))
+    """Why it waits, and when a cooldown, a floor or the first quarantine ends."""
+    held = w.held(ticket.group, w.floors_of(ticket.group, ticket.credential, ticket.model))
+    reason = _reason(w, ticket, occupancy, None if held is None else held[1])
     if reason == "quarantine":
         return reason, occupancy.quarantined_until
-    return reason, max(ends, default=None)
+    return reason, None if held is None else held[0]
 
 
-def _reason(w: _Work, ticket: Ticket, occupancy: _Occupancy, *, floored: bool) -> str:
+def _reason(w: _Work, ticket: Ticket, occupancy: _Occupancy, held: str | None) -> str:
     breaker = occupancy.group.breaker
     room = occupancy.room
     allowances = w.allowances_of(ticket.group, ticket.model)
     if w.closed_until > w.now:
         return "store"
-    if floored or breaker.state is not BreakerState.CLOSED or (breaker.ramp is not None and room > 0):
+    if held is not None:
+        return held
+    if breaker.state is not BreakerState.CLOSED or (breaker.ramp is not None and room > 0):
         return "cooldown"
     if room == 0 and breaker.ramp is None and occupancy.active < occupancy.group.limits.concurrency:
         return "quarantine"
@@ -927,9 +972,8 @@ def _rescan(w: _Work, event: Rescan) -> Answers:
 
 def _confirmed(w: _Work, ticket: Ticket) -> Ticket:
     """A grant from before its breaker opened, or with a floor put under its model since, goes back to its place."""
-    kinds: tuple[FloorKind, ...] = ("rate_limit", "unavailable")
     if ticket.generation != w.groups.view[ticket.group].breaker.generation or w.floors_of(
-        ticket.group, ticket.credential, ticket.model, kinds
+        ticket.group, ticket.credential, ticket.model
     ):
         return _back_in_queue(ticket)
     return replace(ticket, state="active", grant_expires_at=None, hard_deadline=_hard_deadline(w, ticket))
@@ -990,7 +1034,7 @@ def _may_move(w: _Work, group_id: str) -> bool:
             and limits.concurrency is not None
             and counted.models.get(ticket.model, 0) >= limits.concurrency
         )
-        if not full and not w.floors_of(group_id, ticket.credential, ticket.model, ("rate_limit", "unavailable")):
+        if not full and not w.floors_of(group_id, ticket.credential, ticket.model):
             return True
     return False
 
@@ -1014,11 +1058,10 @@ def _judge(w: _Work, ticket: Ticket, outcome: Outcome) -> None:
     w.told_left(ticket, outcome)
     after = None if outcome.retry_after_ms is None else outcome.retry_after_ms * MILLISECOND
     model = "" if settlement.account_wide else ticket.model
-    if verdict is Verdict.RATE_LIMITED:
-        w.raise_floor(ticket.group, ticket.credential, model, "rate_limit", after)
-    elif verdict is Verdict.UNAVAILABLE:
-        after = w.was.unavailable if after is None else after
-        w.raise_floor(ticket.group, ticket.credential, model, "unavailable", after)
+    kind = _FLOORS.get(verdict)
+    if kind is not None:
+        after = w.was.unavailable if after is None and kind != "rate_limit" else after
+        w.raise_floor(ticket.group, ticket.credential, model, kind, after)
     group = w.groups.view[ticket.group]
     breaker = group.breaker
     if not settlement.lease.generation == ticket.generation == breaker.generation:
@@ -1236,11 +1279,15 @@ def _move(w: _Work, endpoint: str, group_id: str) -> None:
             # A generation of the other group's breaker means nothing here.
             generation = None if ticket.generation is None else 0
             w.tickets.put(ticket.ticket_id, replace(ticket, group=group_id, generation=generation))
+    # A group that nothing belongs to any more keeps nothing back: what comes to it later brings its floors along.
+    deserted = left not in w.endpoints.view.values()
     for key, floor in list(w.floors.view.items()):
         if key[0] == left:
             there = w.floors.view.get((group_id, *key[1:]))
             until = floor.until if there is None else max(there.until, floor.until)
             w.floors.put((group_id, *key[1:]), replace(there or floor, until=until))
+            if deserted:
+                w.floors.drop(key)
 
 
 # ------------------------------------------------------------------ what is only read
@@ -1312,9 +1359,39 @@ def occupancy(state: State, now: int) -> list[dict[str, Any]]:
                 "quarantined": held,
                 "queued": len(work.waiting(group_id)),
                 "slots": slots,
+                "floors": [
+                    {
+                        "credential": credential,
+                        "model": model or None,
+                        "cause": _CAUSES[kind],
+                        "remaining_s": (floor.until - now) / SECOND,
+                    }
+                    for (of, credential, model, kind), floor in sorted(
+                        state.floors.items(), key=lambda entry: entry[1].until
+                    )
+                    if of == group_id and floor.until > now
+                ],
+                "waiting": _queue(work, group_id),
             }
         )
     return found
+
+
+def _queue(w: _Work, group_id: str) -> list[dict[str, Any]]:
+    """The first of a group's queue."""
+    counted = _Occupancy(w, group_id)
+    first = sorted(counted.queued, key=lambda ticket: (ticket.klass, *ticket.place))[:_SHOWN]
+    return [
+        {
+            "position": position,
+            "class": ticket.klass.name.lower(),
+            "model": ticket.model,
+            "reason": _wait_reason(w, ticket, counted)[0],
+            "key_id": str(ticket.key_id),
+            "debit_id": ticket.debit_id,
+        }
+        for position, ticket in enumerate(first, start=1)
+    ]
 
 
 # ------------------------------------------------------------------ time

@@ -81,11 +81,12 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     #: 1 is next. Exact to 100.
     position: int
-    #: "capacity", "model_capacity", "rate", "cooldown", "quarantine" or "store".
+    #: "capacity", "model_capacity", "rate", "cooldown", "quarantine" or "store", or why a floor is there:
+    #: "rate_limited", "credential_rejected" or "quota_exhausted".
     reason: str
     #: From the throughput of the last minute; None where that tells nothing.
     expected_wait_s: float | None = None
-    #: When a cooldown ends, or the first slot comes out of quarantine.
+    #: When a cooldown or a floor ends, or the first slot comes out of quarantine.
     until_s: float | None = None
 
 
@@ -121,15 +122,18 @@ class RefusalReason(enum.StrEnum):
     QUEUE_TIMEOUT = "queue_timeout"
     #: The caller's deadline passed, or would before the slot could come free.
     DEADLINE_EXCEEDED = "deadline_exceeded"
-    #: The group's breaker is open, or another request is its probe.
+    #: The group's breaker is open, or another request is its probe, or the provider limits the rate.
     COOLDOWN = "cooldown"
     #: The control store does not answer: nothing is dispatched.
     STORE_UNAVAILABLE = "control_store_unavailable"
+    #: The control store answers and was replaced: what it may have forgotten must end before anything is dispatched.
+    STORE_CLOSED = "control_store_closed"
     #: The debit has a live ticket, or that attempt of it has already been made.
     DUPLICATE_DEBIT = "duplicate_debit"
     #: A newer executor of the same run has been seen.
     FENCED = "owner_fence"
-    #: The credential is rejected, or its quota exhausted: the route is left out until it is looked at again.
+    #: The credential is rejected, or its quota exhausted, or the provider asks for a longer pause than anybody should
+    #: wait: the route is left out until it is looked at again.
     UNAVAILABLE = "provider_unavailable"
     #: It needs more tokens than the group or the model may use in a minute.
     TOO_LARGE = "too_large"
@@ -144,6 +148,10 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     #: When asking again may help.
     retry_after_s: float | None = None
+    #: With COOLDOWN and UNAVAILABLE, in the words of `Waiting.reason`; None where it is over already.
+    cause: str | None = None
+    #: When that ends, on this process's monotonic clock (`time.monotonic`); None while a probe is out.
+    ends_at: float | None = None
     position: int | None = None
     #: The ticket may have been granted before it was given up: its attempt number is used up.
     used: bool = False
@@ -171,8 +179,12 @@ class Verdict(enum.StrEnum):
     RATE_LIMITED = "rate_limited"
     #: A good answer, later than the provider's first-byte objective.
     SLOW = "slow"
-    #: An exhausted quota or a rejected credential: the credential is left out for a while.
-    UNAVAILABLE = "unavailable"
+    #: A rate limit for longer than anybody should wait: its credential and model are left out for a while. Stores make
+    #: it out of a rate limit; nobody else says it.
+    LIMITED_FOR_LONG = "limited_for_long"
+    #: A rejected credential, or an exhausted quota of its account: the credential is left out for a while.
+    CREDENTIAL_REJECTED = "credential_rejected"
+    QUOTA_EXHAUSTED = "quota_exhausted"
     #: Says nothing: client cancel, store loss.
     NONE = "none"
 
@@ -183,7 +195,8 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True):
     lease: Lease
     ending: Ending
     verdict: Verdict
-    #: With RATE_LIMITED or UNAVAILABLE: seconds the provider asks to wait, from `received_at` (`time.monotonic`).
+    #: With a rate limit, a rejected credential or an exhausted quota: seconds the provider asks to wait, from
+    #: `received_at` (`time.monotonic`).
     retry_after_s: float | None = None
     received_at: float | None = None
     #: The rate limit, the refused credential, or what is said to be left is the account's, not the model's.

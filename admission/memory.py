@@ -170,7 +170,7 @@ class MemoryStore:
             return Outcome(settlement, None, told_ms)
         longest = self._settings.longest_retry_after_s
         if settlement.verdict is Verdict.RATE_LIMITED and asked > longest:
-            settlement = msgspec.structs.replace(settlement, verdict=Verdict.UNAVAILABLE)
+            settlement = msgspec.structs.replace(settlement, verdict=Verdict.LIMITED_FOR_LONG)
         received_at = settlement.received_at
         since = 0.0 if received_at is None else now - received_at
         return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000), told_ms)

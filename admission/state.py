@@ -24,7 +24,8 @@ MILLISECOND: Final = 1_000
 
 TicketState: TypeAlias = Literal["queued", "granted", "active", "quarantined"]
 AttemptState: TypeAlias = Literal["charged", "zero", "unknown"]
-FloorKind: TypeAlias = Literal["rate_limit", "unavailable"]
+#: Who asks for what is under a floor of the first kind may wait for its end; under the others nobody does.
+FloorKind: TypeAlias = Literal["rate_limit", "long_rate_limit", "credential_rejected", "quota_exhausted"]
 
 
 # ------------------------------------------------------------------ state

@@ -350,7 +350,7 @@ class Store:
         """A rate limit for longer than anybody should wait leaves the route out instead."""
         longest = self._settings.longest_retry_after_s
         if settlement.verdict is Verdict.RATE_LIMITED and (settlement.retry_after_s or 0.0) > longest:
-            return Verdict.UNAVAILABLE
+            return Verdict.LIMITED_FOR_LONG
         return settlement.verdict
 
     def _floor_ms(self, settlement: Settlement) -> int | None:

@@ -229,7 +229,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         prices = await _prices(settings)
         billing = Billing(prices)
         router = Router(settings.providers, settings.models, billing, settings.routing, settings.roles)
-        standing = Standing(store, settings.admission)
+        standing = Standing(settings.admission)
         pipeline = Pipeline(
             router=router,
             controller=controller,
@@ -285,7 +285,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 ended=watch.ended,
             ).opened()
         )
-        reading = Reading(settings, controller, store, ledger, keys, settling, standing, runner)
+        reading = Reading(settings, controller, store, ledger, keys, settling, runner)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(

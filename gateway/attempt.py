@@ -32,6 +32,7 @@ from gateway.needs import PARAMETERS, lacking, without
 from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
 from gateway.router import Route
 from gateway.settling import Settling, Unacknowledged
+from gateway.standing import of_money
 from metering.cost import decimal_string
 from metering.ledger import CountersAfter, Intent, Record
 from metering.usage import NOTHING, Usage
@@ -302,8 +303,8 @@ class Attempt:
         if self.proven:
             return Verdict.SLOW if self._slow else Verdict.ANSWERED
         match self.error:
-            case Rejected(credential_fault=True):
-                return Verdict.UNAVAILABLE
+            case Rejected(credential_fault=True) as error:
+                return Verdict.QUOTA_EXHAUSTED if of_money(error) else Verdict.CREDENTIAL_REJECTED
             case Rejected(rate_limited=True):
                 return Verdict.RATE_LIMITED
             case Rejected(error_class=ErrorClass.TRANSIENT) | NotSent():

@@ -37,7 +37,7 @@ from gateway.errors import (
 )
 from gateway.outcome import AttemptReport, LeftOut, Outcome
 from gateway.router import Plan, Route, RoutingSettings
-from gateway.standing import Standing
+from gateway.standing import Hold
 from metering.cost import decimal_string
 from metering.usage import NOTHING
 
@@ -52,10 +52,9 @@ _SETTLED: Final = Receipt(acknowledged=True)
 class Run:
     """One request on the line: what has been tried, and what may still be."""
 
-    def __init__(self, call: Call, settings: RoutingSettings, standing: Standing) -> None:
+    def __init__(self, call: Call, settings: RoutingSettings) -> None:
         self.call = call
         self.settings = settings
-        self._standing = standing
         self.debit_id = call.options.debit_id or call.request_id
         self.created_at = datetime.now(UTC).isoformat()
         self.started_at = time.monotonic()
@@ -170,12 +169,11 @@ class Run:
             wish = Resend.NEVER if self.call.transport == "job" else Resend.BEFORE_FIRST_BYTE
         return wish is Resend.BEFORE_FIRST_BYTE
 
-    def unadmitted(self, refusal: Refusal, *, lapsed: bool, heard: bool) -> AdmissionRefused:
+    def unadmitted(self, refusal: Refusal, *, lapsed: bool) -> AdmissionRefused:
         """
-        The control store gave no answer to the ticket, or does not admit for now.
+        The control store gave no answer to the ticket, or still holds what a lapse has lost.
 
-        `lapsed`: the request had a place in the queue, and lost it with this process. `heard`: the store has confirmed
-        lately that this process lives.
+        `lapsed`: the request had a place in the queue, and lost it with this process.
         """
         refusal = msgspec.structs.replace(refusal, reason=RefusalReason.STORE_UNAVAILABLE)
         self.refusals.append((refusal, None))
@@ -183,11 +181,6 @@ class Run:
             told = (
                 "the control store had not heard of this process for longer than its lease, and the request lost its "
                 "place in the queue with it: nothing was dispatched"
-            )
-        elif heard:
-            told = (
-                "the control store answers, but did not admit in time, or was replaced and waits for what it may have "
-                "forgotten: nothing was dispatched"
             )
         else:
             told = "the control store does not answer: nothing was dispatched"
@@ -203,18 +196,18 @@ class Run:
         cooling, self.cooling = self.cooling, []
         most = self.settings.most_attempts
         if len(self.reports) >= most:
-            raise await self._exhausted()
+            raise self._exhausted()
         remaining = self.remaining_s()
         if not again:
             waits = [(wait_s, route) for wait_s, route in cooling if route not in self.waited_for]
             wait_s, soonest = min(waits, key=operator.itemgetter(0), default=(0.0, None))
             if soonest is None or (remaining is not None and wait_s >= remaining):
-                raise await self._exhausted()
+                raise self._exhausted()
             self.patient = soonest
             self.waited_for.append(soonest)
             return [soonest, *(route for _, route in cooling if route is not soonest)]
         if self.pauses >= len(self.settings.backoff_s):
-            raise await self._exhausted()
+            raise self._exhausted()
         queues = all(route.provider.group in self.places for route in again)
         routes = [*again, *(route for _, route in cooling)] if queues else again
         alone = len(routes) == 1
@@ -225,7 +218,7 @@ class Run:
         self.pauses += 1
         self.floor_s = 0.0
         if remaining is not None and delay >= remaining:
-            raise await self._exhausted(retry_after_s=delay)
+            raise self._exhausted(retry_after_s=delay)
         if not queues:
             await asyncio.sleep(delay)
         self.patient = routes[0] if alone else None
@@ -255,22 +248,20 @@ class Run:
         refused = [refusal.group for refusal, _ in self.refusals if _code_of(refusal) not in _SAME_EVERYWHERE]
         return tuple(dict.fromkeys([*first, *refused, *self.failed_in]))
 
-    async def _no_slot(self) -> AdmissionRefused:
+    def _no_slot(self) -> AdmissionRefused:
         """Of several routes without a slot: the last that may have one later, and when the first of them may."""
         passing = [one for one in self.refusals if _code_of(one[0]) not in _FOR_EVER] or self.refusals
         waits = [refusal.retry_after_s for refusal, _ in passing if refusal.retry_after_s is not None]
         refusal, route = passing[-1]
-        hold = None
-        if route is not None and _code_of(refusal) in _HELD_BACK:
-            hold = await self._standing.hold(route, refusal.group)
+        hold = Hold.of(refusal)
         if route is None or hold is None:
             return self._refusal(refusal, min(waits, default=None))
         told = hold.told(group=refusal.group, provider=route.provider.id, model=route.model)
         return self._refusal(refusal, min(waits, default=None), told=told, cause=hold.cause.value)
 
-    async def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
+    def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
         if not self.reports:
-            return await self._no_slot()
+            return self._no_slot()
         if all(report.status == "not_dispatched" and report.code == "unsupported_field" for report in self.reports):
             path, _, reason = (self.reports[-1].message or "").partition(": ")
             return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=path)
@@ -371,9 +362,13 @@ _REFUSED: Final = {
     Code.QUEUE_FULL: "the queue of {group} is full",
     Code.QUEUE_TIMEOUT: "no slot of {group} came free in time{place}",
     Code.DEADLINE_EXCEEDED: "the caller's deadline passed while it waited for {group}{place}",
-    # The reason, where it is not known any more: `gateway.standing` tells it otherwise.
+    # Where it is over already; `gateway.standing` tells it otherwise.
     Code.COOLDOWN: "{group} was held back after failures or for a rate limit",
-    Code.CONTROL_STORE_UNAVAILABLE: "the control store did not admit the request in time: nothing was dispatched",
+    # A store that does not answer is told by `unadmitted`.
+    Code.CONTROL_STORE_UNAVAILABLE: (
+        "the control store answers, and was replaced: what it may have forgotten must end first, and nothing was "
+        "dispatched"
+    ),
     Code.DUPLICATE_DEBIT: "this debit_id is in use or has ended: nothing was dispatched again",
     Code.OWNER_FENCE: "a newer owner of this run has been seen: nothing was dispatched",
     Code.PROVIDER_UNAVAILABLE: "the provider of {group} rejected its credential, or its quota was exhausted",
@@ -385,12 +380,16 @@ _REFUSED: Final = {
 _SAME_EVERYWHERE: Final = frozenset(
     {Code.DEADLINE_EXCEEDED, Code.CONTROL_STORE_UNAVAILABLE, Code.DUPLICATE_DEBIT, Code.OWNER_FENCE}
 )
-#: What these are for, `gateway.standing` knows.
-_HELD_BACK: Final = frozenset({Code.COOLDOWN, Code.PROVIDER_UNAVAILABLE})
 #: Asking again as it is cannot help.
 _FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT})
 
 
 def _code_of(refusal: Refusal) -> Code:
-    # A lapse is answered by asking again as another incarnation; one that gets here is a fault of ours.
-    return Code.INTERNAL if refusal.reason is RefusalReason.LAPSED else Code(refusal.reason.value)
+    match refusal.reason:
+        case RefusalReason.LAPSED:
+            # It is answered by asking again as another incarnation; one that gets here is a fault of ours.
+            return Code.INTERNAL
+        case RefusalReason.STORE_CLOSED:
+            return Code.CONTROL_STORE_UNAVAILABLE
+        case reason:
+            return Code(reason.value)

@@ -9,9 +9,6 @@ a task that `drain` waits for reads the answer on.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
@@ -37,9 +34,6 @@ T = TypeVar("T")
 Dispatch: TypeAlias = Callable[[Attempt], Awaitable[T]]
 
 _UNSETTLED: Final = Receipt(acknowledged=False)
-
-#: A process that had lapsed is another one after a round trip, and then its waiters are asked for again.
-_HEARD_AGAIN_S: Final = 2.0
 
 
 class Pipeline:
@@ -67,9 +61,6 @@ class Pipeline:
         self._standing = standing
         self._settling = settling or Settling(controller, settings.settlement_patience_s)
         self._attempts = Attempts(self._settling, billing)
-        self._burying = asyncio.Lock()
-        #: What this process was before a lapse, and has told the store to let go of.
-        self._buried: set[uuid.UUID] = set()
 
     async def drain(self, until: float) -> None:
         """After the last call: answers that are read on for callers who left get to that time of the event loop."""
@@ -79,7 +70,7 @@ class Pipeline:
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
-        run = Run(call, self._settings, self._standing)
+        run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, first = await self._serve(run, observer, stack, self._first_content, streamed=True)
             items = self._items(run, attempt, first)
@@ -87,7 +78,7 @@ class Pipeline:
             yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
-        run = Run(call, self._settings, self._standing)
+        run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, response = await self._serve(run, observer, stack, self._whole_answer, streamed=False)
             await observer.completed(response, attempt.number)
@@ -95,7 +86,7 @@ class Pipeline:
             return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
-        run = Run(call, self._settings, self._standing)
+        run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, response = await self._serve(run, observer, stack, self._vectors, streamed=False)
             receipt = await self._attempts.settle(attempt, run.reports)
@@ -157,66 +148,47 @@ class Pipeline:
         while True:
             self._journal_holds(run)
             run.number += 1
-            with self._standing.telling(route, observer.queued) as tell:
-                answer = await self._controller.admit(
-                    Demand(
-                        ticket_id=new_id(),
-                        group=provider.group,
-                        endpoint=provider.capacity_key,
-                        model=route.model,
-                        credential=provider.credential,
-                        tokens=self._billing.tokens(call, route) if provider.counts_tokens else 0,
-                        place=run.places.get(provider.group),
-                        fence=run.fence,
-                        klass=call.options.klass,
-                        key_id=call.caller.key_id,
-                        debit_id=run.debit_id,
-                        attempt=run.number,
-                        execution_limit_s=provider.limit_s(route.model, call.chat.max_output_tokens),
-                        isolation_s=provider.isolation_s,
-                        queue_timeout_s=patience,
-                        caller_deadline_s=run.remaining_s(),
-                        waits_for_cooldown=route is run.patient,
-                        intent=intent(
-                            call,
-                            route,
-                            left_out=run.left_out,
-                            created_at=run.created_at,
-                            failed=run.failed,
-                            billing=self._billing,
-                        ),
+            answer = await self._controller.admit(
+                Demand(
+                    ticket_id=new_id(),
+                    group=provider.group,
+                    endpoint=provider.capacity_key,
+                    model=route.model,
+                    credential=provider.credential,
+                    tokens=self._billing.tokens(call, route) if provider.counts_tokens else 0,
+                    place=run.places.get(provider.group),
+                    fence=run.fence,
+                    klass=call.options.klass,
+                    key_id=call.caller.key_id,
+                    debit_id=run.debit_id,
+                    attempt=run.number,
+                    execution_limit_s=provider.limit_s(route.model, call.chat.max_output_tokens),
+                    isolation_s=provider.isolation_s,
+                    queue_timeout_s=patience,
+                    caller_deadline_s=run.remaining_s(),
+                    waits_for_cooldown=route is run.patient,
+                    intent=intent(
+                        call,
+                        route,
+                        left_out=run.left_out,
+                        created_at=run.created_at,
+                        failed=run.failed,
+                        billing=self._billing,
                     ),
-                    tell,
-                )
+                ),
+                observer.queued,
+            )
             if isinstance(answer, Refusal):
                 run.number -= not answer.used
                 if answer.reason is RefusalReason.LAPSED:
-                    # This process is another one soon: the same question again, as that one.
+                    # This process is another one: the same question again, as that one.
                     lapsed = True
-                    await self._heard_again(run)
                     continue
                 # Where the store has not let go of the place that was lost, it is that which holds the debit.
                 kept = lapsed and answer.reason is RefusalReason.DUPLICATE_DEBIT
                 if kept or answer.reason is RefusalReason.STORE_UNAVAILABLE:
-                    raise run.unadmitted(answer, lapsed=lapsed, heard=self._controller.available)
+                    raise run.unadmitted(answer, lapsed=lapsed)
             return answer
-
-    async def _heard_again(self, run: Run) -> None:
-        """
-        Returns once the store has confirmed that this process lives, and has let go of the places it had before: they
-        would hold the debits of their own requests. Or when that has taken too long.
-        """
-        remaining = run.remaining_s()
-        patience = _HEARD_AGAIN_S if remaining is None else min(_HEARD_AGAIN_S, remaining)
-        until = asyncio.get_running_loop().time() + patience
-        while not self._controller.available and asyncio.get_running_loop().time() < until:  # noqa: ASYNC110  it tells nobody
-            await asyncio.sleep(0.02)
-        async with self._burying:
-            lapsed = [owner for owner in self._controller.incarnations[1:-1] if owner not in self._buried]
-            if lapsed and self._controller.available:
-                with contextlib.suppress(StoreUnavailable):
-                    await self._controller.bury(lapsed)
-                    self._buried.update(lapsed)
 
     def _note(self, attempt: Attempt) -> None:
         if isinstance(attempt.error, Rejected):

@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from admission.controller import Controller
 from admission.lease import Waiting
@@ -23,7 +21,6 @@ from gateway.config import Settings, normalised_endpoint
 from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.keys import Keys
 from gateway.settling import Settling
-from gateway.standing import Cause, Standing, is_rate_limit
 from metering.ledger import Ledger
 
 #: Seconds without an answer after which the store counts as away.
@@ -49,7 +46,6 @@ class Reading:
         ledger: Ledger,
         keys: Keys,
         settling: Settling,
-        standing: Standing,
         jobs: Jobs,
     ) -> None:
         self._settings = settings
@@ -58,7 +54,6 @@ class Reading:
         self._store = store
         self._ledger = ledger
         self._settling = settling
-        self._standing = standing
         self._jobs = jobs
 
     def ready(self) -> tuple[bool, dict[str, str]]:
@@ -100,7 +95,7 @@ class Reading:
                     and known.credential == floor["credential"]
                 ),
                 "model": floor["model"],
-                "cause": self._standing.cause_of(group["group"], floor).value,
+                "cause": floor["cause"],
                 "until": now + timedelta(seconds=floor["remaining_s"]),
                 "remaining_s": floor["remaining_s"],
             }
@@ -146,19 +141,7 @@ class Reading:
     async def waiting(self, debit_ids: Sequence[str]) -> Mapping[str, Waiting]:
         """Why each of these waits in a queue, where it does."""
         with _admission_errors():
-            found = await self._store.waits(debit_ids)
-            if not any(waiting.reason == Cause.FAILURES for waiting in found.values()):
-                return found
-            groups = {group["group"]: group for group in await self._store.groups()}
-        return {
-            debit: msgspec.structs.replace(waiting, reason=Cause.RATE_LIMITED.value)
-            if waiting.reason == Cause.FAILURES
-            and waiting.until_s is not None
-            and (group := groups.get(waiting.group)) is not None
-            and is_rate_limit(group)
-            else waiting
-            for debit, waiting in found.items()
-        }
+            return await self._store.waits(debit_ids)
 
 
 def _place(endpoint: str) -> dict[str, str | None]:
@@ -187,14 +170,7 @@ def described(group: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
         **group,
         "endpoints": [_place(endpoint) for endpoint in group.get("endpoints", ())],
         "floors": floors,
-        "waiting": None
-        if waiting is None
-        else [
-            {**one, "reason": Cause.RATE_LIMITED.value}
-            if one.get("reason") == Cause.FAILURES and is_rate_limit(group, one.get("model"))
-            else one
-            for one in waiting
-        ],
+        "waiting": waiting,
         "quarantine": {
             "slots": len(quarantined),
             "held_back": held_back,

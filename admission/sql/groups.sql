@@ -14,7 +14,7 @@ select json_build_object(
     'expected_wait_s', case when q.total > 0 then round(control.expected_ms_v1(g, q.total::integer - 1, c.now) / 1000.0, 3) end,
     'floors', (
         select coalesce(json_agg(json_build_object(
-                   'credential', f.credential, 'model', nullif(f.model, ''), 'kind', f.kind,
+                   'credential', f.credential, 'model', nullif(f.model, ''), 'cause', control.floor_cause_v1(f.kind),
                    'remaining_s', round(extract(epoch from f.until - c.now)::numeric, 3)) order by f.until), '[]')
           from control.floor f where f.group_id = g.group_id and f.until > c.now),
     'allowances', (
@@ -48,7 +48,7 @@ select json_build_object(
              where t.group_id = g.group_id and t.state = 'queued' and t.class = 0) as interactive,
            coalesce(json_agg(json_build_object(
                'position', w.position, 'class', case w.class when 0 then 'interactive' else 'batch' end, 'model', w.model,
-               'reason', r.reason,
+               'reason', r.reason, 'key_id', w.key_id,
                'expected_wait_s', round(control.expected_ms_v1(g, w.position::integer - 1, c.now) / 1000.0, 3), 'since', w.queued_at - c.ahead, 'debit_id', w.debit_id) order by w.position), '[]') as first
       from (select t.*, row_number() over (order by t.class, t.number) as position from control.ticket t
              where t.group_id = g.group_id and t.state = 'queued' order by t.class, t.number limit 20) w

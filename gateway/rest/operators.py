@@ -142,20 +142,21 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
     ]
 
 
-#: Who a slot is for: its key, and the caller's own name for the work.
-_WHOSE: Final = ("key_id", "debit_id", "ticket_id")
+#: Who a slot or a place in the queue is for: its key, and the caller's own name for the work.
+_WHOSE: Final = frozenset({"key_id", "debit_id", "ticket_id"})
 
 
 def _without_others(group: Mapping[str, Any], key_id: str) -> dict[str, Any]:
     """The group with its slots and queue, but without whose they are, where they are another key's."""
     return {
         **group,
-        "slots": [
-            slot if slot.get("key_id") == key_id else {**slot, **dict.fromkeys(_WHOSE)}
-            for slot in group.get("slots") or ()
-        ],
-        # Of who waits the store does not tell the key.
-        "waiting": [{**waiting, "debit_id": None} for waiting in group.get("waiting") or ()],
+        **{
+            name: [
+                one if one.get("key_id") == key_id else {**one, **dict.fromkeys(_WHOSE & one.keys())}
+                for one in group.get(name) or ()
+            ]
+            for name in ("slots", "waiting")
+        },
     }
 
 

@@ -89,7 +89,11 @@ SOMETIMES: Final = (
             "moved",
         )
     ),
-    *(f"waits for {reason}" for reason in ("capacity", "model_capacity", "rate", "cooldown", "quarantine", "store")),
+    *(
+        f"waits for {reason}"
+        for reason in ("capacity", "model_capacity", "rate", "cooldown", "rate_limited", "quarantine", "store")
+    ),
+    *(f"refused for {cause}" for cause in ("cooldown", "rate_limited", "credential_rejected", "quota_exhausted")),
     "breaker closed becomes open",
     "breaker open becomes half_open",
     "breaker half_open becomes closed",
@@ -99,7 +103,9 @@ SOMETIMES: Final = (
     "a ramp widened",
     "batch had its turn",
     "a floor of rate_limit",
-    "a floor of unavailable",
+    "a floor of long_rate_limit",
+    "a floor of credential_rejected",
+    "a floor of quota_exhausted",
     "a floor under the account",
     "a second strike",
     *(
@@ -588,6 +594,8 @@ class Play:
         for row in rows:
             if row.wait_reason is not None and row.answer == "queued":
                 self.both.seen[f"waits for {row.wait_reason}"] += 1
+            if row.answer in ("cooldown", "provider_unavailable"):
+                self.both.seen[f"refused for {row.wait_reason}"] += 1
             if row.ticket_id is None or row.answer != "granted":
                 continue
             self.both.seen["a probe"] += bool(row.probe)
@@ -626,9 +634,9 @@ class Play:
             return None
         ending = rng.choices(list(Ending), (6, 1, 3))[0]
         verdicts = {
-            Ending.CONFIRMED: (5, 4, 2, 1, 1, 1),
-            Ending.NOT_DISPATCHED: (0, 1, 0, 0, 0, 5),
-            Ending.UNCERTAIN: (1, 4, 0, 0, 0, 4),
+            Ending.CONFIRMED: (5, 4, 2, 1, 1, 1, 1),
+            Ending.NOT_DISPATCHED: (0, 1, 0, 0, 0, 0, 5),
+            Ending.UNCERTAIN: (1, 4, 0, 0, 0, 0, 4),
         }[ending]
         verdict = rng.choices(
             (
@@ -636,7 +644,8 @@ class Play:
                 Verdict.TRANSIENT,
                 Verdict.RATE_LIMITED,
                 Verdict.SLOW,
-                Verdict.UNAVAILABLE,
+                Verdict.CREDENTIAL_REJECTED,
+                Verdict.QUOTA_EXHAUSTED,
                 Verdict.NONE,
             ),
             verdicts,
@@ -665,7 +674,12 @@ class Play:
             "zero": b'{"status":"error"}',
             "unknown": b'{"status":"unknown"}',
         }[state]
-        floored = verdict in (Verdict.RATE_LIMITED, Verdict.UNAVAILABLE)
+        floored = verdict in (
+            Verdict.RATE_LIMITED,
+            Verdict.LIMITED_FOR_LONG,
+            Verdict.CREDENTIAL_REJECTED,
+            Verdict.QUOTA_EXHAUSTED,
+        )
         return Settlement(
             lease=lease,
             ending=ending,
@@ -701,16 +715,6 @@ class Play:
         if len({s.lease.ticket_id for s in wanted}) < len(wanted):
             # Who waits is looked at in between as well.
             rows = [replace(theirs, waiters=ours.waiters) for ours, theirs in zip(answers.settled, rows, strict=True)]
-        # Of one that had an end before its endpoint moved, either group may be told: its slot is looked for in time.
-        moved = {
-            ticket_id
-            for ticket_id, ticket in before.tickets.items()
-            if (ended := before.attempts.get(ticket_id)) is not None and ended.group != ticket.group
-        }
-        rows = [
-            replace(theirs, group_id=ours.group_id, waiters=ours.waiters) if theirs.ticket_id in moved else theirs
-            for ours, theirs in zip(answers.settled, rows, strict=True)
-        ]
         if differ := sides.settled_differ(answers.settled, rows):
             raise Difference(differ)
         self._saw_settled(before, wanted, rows)
@@ -806,7 +810,7 @@ def _outcome(settlement: Settlement) -> Outcome:
     if asked is None:
         return Outcome(settlement)
     if settlement.verdict is Verdict.RATE_LIMITED and asked > LONGEST_RETRY_S:
-        settlement = replace(settlement, verdict=Verdict.UNAVAILABLE)
+        settlement = replace(settlement, verdict=Verdict.LIMITED_FOR_LONG)
     return Outcome(settlement, round(min(asked, LONGEST_RETRY_S) * 1000))
 
 

@@ -342,6 +342,8 @@ _TOLD: Final = {
     "moved": ("group_id",),
     "owner_fence": (),
     "next": (),
+    "cooldown": ("wait_reason", "wait_ms"),
+    "provider_unavailable": ("wait_reason", "wait_ms"),
 }
 
 

@@ -124,7 +124,7 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
             line = WholeLine(url)
             line.settings = settings
             line.controller = controller
-            line.standing = Standing(store, settings.admission)
+            line.standing = Standing(settings.admission)
             line.pipeline = Pipeline(
                 router=Router(settings.providers, settings.models, billing, settings.routing, settings.roles),
                 controller=controller,

@@ -263,6 +263,52 @@ async def test_what_a_grant_costs_does_not_depend_on_how_many_wait(database_url)
         assert many < 3 * few, (few, many)
 
 
+@pytest.mark.parametrize(
+    "opens",
+    [
+        "control.raise_floor_v1($1, 'c', 'm', 'rate_limit', interval '5 s', control.now_v1())",
+        "control.raise_floor_v1($1, 'c', '', 'rate_limit', interval '5 s', control.now_v1())",
+        "control.open_breaker_v2($1, control.now_v1())",
+    ],
+    ids=["a floor", "a floor of all models", "the breaker"],
+)
+async def test_what_a_lock_is_held_for_by_what_lets_waiters_go_does_not_depend_on_how_many_wait(database_url, opens):
+    async with world(database_url, concurrency=1, queue=50_000) as w:
+        one = await w.process()
+
+        async def cost(waiters: int) -> int:
+            await w.db.execute(
+                "insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id,"
+                " key_id, debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation, queued_at,"
+                " queue_deadline, intent) select gen_random_uuid(), $1, $1, n, 0, 'm', 'c', $2, $3, 'd' || n, 1, 0,"
+                " 'queued', n <> 7, '30 s', '5 s', clock_timestamp(), clock_timestamp() + interval '1 hour', '{}'"
+                " from generate_series(1, $4::integer) n",
+                GROUP,
+                one.owner,
+                KEY,
+                waiters,
+            )
+            await w.db.execute("analyze control.ticket")
+            statement = "select " + opens.replace("$1", f"'{GROUP}'")
+            async with w.db.transaction():
+                for setting in ("enable_seqscan = off", "plan_cache_mode = force_generic_plan", "jit = off"):
+                    await w.db.execute(f"set local {setting}")
+                planned = w.db.transaction()
+                await planned.start()
+                await w.db.execute(statement)
+                # Who does not wait for it, and nobody else.
+                assert await w.db.fetchval("select count(*) from control.ticket") == waiters - 1
+                await planned.rollback()
+                told = await w.db.fetchval(f"explain (analyze, buffers, format json) {statement}")
+            read = json.loads(told)[0]["Plan"]
+            await w.db.execute("delete from control.ticket")
+            await w.db.execute("vacuum control.ticket")
+            return int(read["Shared Hit Blocks"]) + int(read["Shared Read Blocks"])
+
+        few, many = await cost(1_000), await cost(20_000)
+        assert many < 3 * few, (few, many)
+
+
 # ---------------------------------------------------------------- who may ask
 
 

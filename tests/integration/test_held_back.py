@@ -50,7 +50,6 @@ def reading(line: WholeLine) -> Reading:
         nothing,
         nothing,
         nothing,
-        line.standing,
         nothing,
     )
 
@@ -107,19 +106,40 @@ async def test_a_credential_that_is_set_aside_is_told_with_who_has_to_act(databa
             await refused(one.pipeline.complete(call("p/sim-fast")))
         [line] = [line for line in logs if line["event"] == "gateway.provider_left_out"]
         assert (line["provider"], line["cause"], line["http_status"]) == ("p", cause, status)
-        error = await refused(one.pipeline.complete(call("p/sim-fast")))
-        assert error.code is Code.PROVIDER_UNAVAILABLE
-        assert said in error.message
-        assert "an operator has to" in error.message
-        assert waits_for(error) is Wait(cause)
-        [floor] = await floors(one)
-        assert (floor["cause"], floor["providers"]) == (cause, ["p"])
-        # Another process knows that it is one of them, and claims no more.
-        other = await refused(two.pipeline.complete(call("p/sim-fast")))
-        assert other.code is Code.PROVIDER_UNAVAILABLE
-        assert "rejected the gateway's credential, or said that its quota is exhausted" in other.message
-        assert waits_for(other) is Wait.PROVIDER_UNAVAILABLE
+        # The other process has never seen the provider's answer.
+        for process in (one, two):
+            error = await refused(process.pipeline.complete(call("p/sim-fast")))
+            assert error.code is Code.PROVIDER_UNAVAILABLE
+            assert said in error.message
+            assert "an operator has to" in error.message
+            assert waits_for(error) is Wait(cause)
+            [floor] = await floors(process)
+            assert (floor["cause"], floor["providers"]) == (cause, ["p"])
         assert (await upstream.ledger())["dispatches"] == 1
+
+
+async def test_a_rate_limit_for_longer_than_anybody_waits_is_told_as_one_by_every_process(database_url, tmp_path):
+    async with simulated() as upstream, processes(database_url, tmp_path, *[plain(upstream)] * 2) as (one, two):
+        await upstream.set_faults(status=429, retry_after=86_400)
+        await refused(one.pipeline.complete(call("p/sim-fast")))
+        error = await refused(two.pipeline.complete(call("p/sim-fast")))
+        assert error.code is Code.PROVIDER_UNAVAILABLE
+        assert "p limits the rate of sim-fast" in error.message
+        assert waits_for(error) is Wait.RATE_LIMITED
+        [floor] = await floors(two)
+        assert (floor["cause"], floor["model"]) == ("rate_limited", "sim-fast")
+
+
+async def test_what_an_earlier_version_had_put_aside_is_told_with_all_that_it_may_be(database_url, tmp_path):
+    async with simulated() as upstream, processes(database_url, tmp_path, plain(upstream)) as (line,):
+        await upstream.set_faults(status=401)
+        await refused(line.pipeline.complete(call("p/sim-fast")))
+        await line.rows("update control.floor set kind = 'unavailable'")
+        error = await refused(line.pipeline.complete(call("p/sim-fast")))
+        assert "rejected the gateway's credential, or said that its quota is exhausted" in error.message
+        assert waits_for(error) is Wait.PROVIDER_UNAVAILABLE
+        [floor] = await floors(line)
+        assert floor["cause"] == "provider_unavailable"
 
 
 async def test_who_waits_out_a_rate_limit_is_told_so_and_what_an_operator_reads_says_so_too(database_url, tmp_path):
@@ -167,12 +187,13 @@ async def test_a_place_that_the_store_still_keeps_for_a_process_that_had_lapsed_
             await lapse(one, two)
             store = cast("Any", two.controller._store)
 
-            async def lost(_: object) -> list[str]:
+            async def lost(*_: object, **__: object) -> list[str]:
                 raise StoreUnavailable("gone")
 
-            store.bury = lost
+            abandon, store.abandon = store.abandon, lost
             await two.controller._renew(first=False)
             error = await refused(waits)
+            store.abandon = abandon
             assert (error.code, error.retry_after_s) == (Code.CONTROL_STORE_UNAVAILABLE, 1.0)
             assert "had not heard of this process for longer than its lease" in error.message
             gate.set()
@@ -219,8 +240,9 @@ async def test_a_store_that_is_away_is_not_confused_with_one_that_does_not_admit
         await line.rows("update control.store set closed_until = clock_timestamp() + interval '1 minute'")
         error = await refused(line.pipeline.complete(call("p/sim-fast")))
         assert error.code is Code.CONTROL_STORE_UNAVAILABLE
-        assert "answers" in error.message
-        assert "was replaced" in error.message
+        assert "answers, and was replaced" in error.message
+        assert error.retry_after_s is not None
+        assert 50 < error.retry_after_s <= 60
         line.controller._trusted_until = 0.0
         error = await refused(line.pipeline.complete(call("p/sim-fast")))
         assert error.message == "the control store does not answer: nothing was dispatched"

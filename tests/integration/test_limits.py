@@ -521,7 +521,8 @@ async def test_a_provider_that_refuses_the_credential_is_left_out_for_a_while(da
             assert (await upstream.ledger())["dispatches"] == 1
             rows = await one.controller._store.groups()
             [floor] = [floor for row in rows for floor in row["floors"]]
-            assert (floor["kind"], floor["credential"], floor["model"]) == ("unavailable", "p", None)
+            cause = "quota_exhausted" if "code" in fault else "credential_rejected"
+            assert (floor["cause"], floor["credential"], floor["model"]) == (cause, "p", None)
             assert 0 < floor["remaining_s"] <= 2.5
             # Then one more call finds out.
             await upstream.set_faults()

@@ -303,6 +303,23 @@ def hot() -> dict[str, tuple[int, Call]]:
         "acquire, usual, nothing": (0, acquire(group=USUAL)),
         "acquire, busy, nothing": (0, acquire(group=BUSY)),
         "acquire, all taken, nothing": (0, acquire(group=LONG)),
+        # Who would not outlive it is let go: of those under it the first thousand are looked at.
+        "settle, rate limited": (
+            3,
+            settle(
+                ending(made(TICKET, 1001), verdict=Verdict.RATE_LIMITED, state="zero", retry_after_s=5), judged=True
+            ),
+        ),
+        "settle, opens the breaker": (
+            3,
+            settle(
+                *(
+                    ending(made(TICKET, 2000 + n), verdict=Verdict.TRANSIENT, state="zero", record=b"{}")
+                    for n in range(20)
+                ),
+                judged=True,
+            ),
+        ),
         # A hundred of each kind.
         "acquire, reconciles": (100, acquire(group=DUE)),
         "renew": (0, lambda store: store.renew(made(OWNER, 0), made(OWNER, 1), first=False)),
@@ -321,15 +338,13 @@ def rescan(group: str, tickets: list[uuid.UUID]) -> Call:
 def rare() -> dict[str, Call]:
     """
     What may read all that wait, and no more than that: operators' pages and the sweep of a process that watches time
-    go by read everybody there is; a new floor lets those go who would not outlive it, whatever place they have.
+    go by read everybody there is.
     """
-    limited = ending(made(TICKET, 1010), verdict=Verdict.RATE_LIMITED, state="zero", retry_after_s=5)
     return {
         "groups": lambda store: store.groups(),
         "overdue": lambda store: store.overdue(),
         "bury": lambda store: store.bury([made(OWNER, 7)]),
         "reset": lambda store: store.reset(BUSY),
-        "settle, rate limited": settle(limited, judged=True),
     }
 
 

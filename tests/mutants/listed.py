@@ -40,8 +40,8 @@ def _rules(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_admission_rules.py::test_{name}" for name in names)
 
 
-def _stores(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/conformance/test_admission_stores.py::test_{name}[postgresql]" for name in names)
+def _stores(*names: str, on: str = "postgresql") -> tuple[str, ...]:
+    return tuple(f"tests/conformance/test_admission_stores.py::test_{name}[{on}]" for name in names)
 
 
 def _admission(*names: str) -> tuple[str, ...]:
@@ -615,11 +615,52 @@ _BREAKER: Final = [
         13,
         "a rate limit of an old generation is not heard",
         SETTLE,
-        "if e.verdict = 'rate_limited' then\n            perform",
-        "if e.verdict = 'rate_limited' and e.generation = (\n"
+        "if v_floor is not null then\n            perform",
+        "if v_floor is not null and e.generation = (\n"
         "            select c.generation from control.capacity_group c where c.group_id = e.group_id) then\n"
         "            perform",
         _rules("a_floor_is_raised_by_an_older_generation_too_and_never_lowered"),
+    ),
+    _m(
+        13,
+        "a floor stays behind in a group that nothing belongs to",
+        GROUPS,
+        "delete from control.floor f\n     where f.group_id = v_from",
+        "delete from control.floor f\n     where false",
+        _stores("a_floor_that_was_reset_with_a_merged_group_is_not_there_again_after_a_split"),
+    ),
+    _m(
+        13,
+        "a floor leaves with the first endpoint that does",
+        GROUPS,
+        "c.group_id = v_from and c.endpoints = '{}')",
+        "c.group_id = v_from)",
+        _stores("a_floor_stays_with_the_endpoints_that_stay"),
+    ),
+    _m(
+        13,
+        "core: a floor stays behind in a group that nothing belongs to",
+        DECISION,
+        "if deserted:",
+        "if False:",
+        _stores("a_floor_that_was_reset_with_a_merged_group_is_not_there_again_after_a_split", on="memory"),
+    ),
+    _m(
+        13,
+        "an exhausted quota is told as a rejected credential",
+        SETTLE,
+        "when 'quota_exhausted' then e.verdict",
+        "when 'quota_exhausted' then 'credential_rejected'",
+        _stores("a_floor_says_why_it_is_there_to_every_process", on="postgresql-quota_exhausted-quota_exhausted"),
+    ),
+    _m(
+        13,
+        "a floor is told where a breaker keeps back for longer",
+        CONFIRM,
+        "when (f.floor).until >= case when g.breaker = 'open' then g.cooldown_until\n"
+        "                                                     else (f.floor).until end",
+        "when (f.floor).until is not null",
+        _stores("who_waits_under_a_floor_is_told_what_ends_last"),
     ),
     _m(
         13,
@@ -682,7 +723,7 @@ _BREAKER: Final = [
         14,
         "a grant under a floor is confirmed",
         CONFIRM,
-        "\n               and control.floor_until_v1(t.group_id, t.credential, t.model, null, v_now) is null;",
+        "\n               and control.floor_until_v2(t.group_id, t.credential, t.model, v_now) is null;",
         ";",
         _rules("a_grant_under_whose_model_a_floor_was_put_is_not_confirmed"),
     ),
@@ -690,8 +731,8 @@ _BREAKER: Final = [
         14,
         "a floor keeps nobody back",
         TERMS,
-        "where f.group_id = p_group and f.credential = p_credential and f.model in ('', p_model) and f.until > p_now",
-        "where false and f.model in ('', p_model)",
+        "select max(f.until) from control.floor f\n     where f.group_id = p_group and",
+        "select max(f.until) from control.floor f\n     where false and",
         _stores("a_rate_limit_gates_its_model_until_it_is_over"),
     ),
     # ---------------------------------------------------------------- 15: what counts, and how it comes back
@@ -1217,6 +1258,38 @@ _TIME: Final = [
         _controller("what_an_older_statement_hears_takes_no_lease_that_came_by_another[acknowledged]"),
     ),
     _m(
+        31,
+        "a ticket that is lost with a lapse takes the grant that is heard of later",
+        CONTROLLER,
+        "if ticket.lost:\n            return",
+        "if False:\n            return",
+        _controller("a_grant_that_is_heard_of_after_the_lapse_is_given_back"),
+    ),
+    _m(
+        31,
+        "who was lost with a lapse is told before the store has let go",
+        CONTROLLER,
+        "        for ticket, known in lapsed:\n            if known:",
+        "        for ticket, known in lapsed:\n            if False:",
+        _controller("who_was_lost_with_a_lapse_is_told_when_the_debit_is_free_and_the_process_lives_again"),
+    ),
+    _m(
+        30,
+        "who finds out that its process has lapsed waits for the next heartbeat",
+        CONTROLLER,
+        "self._pulse.set()",
+        "pass",
+        _controller("who_asks_before_the_heartbeat_has_found_the_lapse_makes_it_look_at_once"),
+    ),
+    _m(
+        30,
+        "a store that is lost with a lapse is waited for",
+        CONTROLLER,
+        "asyncio.get_running_loop().call_later(self._settings.retry_s, _answer",
+        "asyncio.get_running_loop().call_later(60.0, _answer",
+        _controller("a_store_that_is_lost_with_the_lapse_keeps_who_waited_no_longer_than_the_patience_with_it"),
+    ),
+    _m(
         34,
         "who leaves as another statement brings the lease leaves it behind",
         CONTROLLER,
@@ -1304,6 +1377,25 @@ _TIME: Final = [
         "t.model, t.number limit v_room) q",
         "t.model, t.number) q",
         _rules("what_a_grant_costs_does_not_depend_on_how_many_wait"),
+    ),
+    _m(
+        36,
+        "what lets waiters go reads the whole queue",
+        RECONCILE,
+        "w.model, w.number limit 1000) h",
+        "w.model, w.number) h",
+        _rules(
+            "what_a_lock_is_held_for_by_what_lets_waiters_go_does_not_depend_on_how_many_wait[a floor]",
+            "what_a_lock_is_held_for_by_what_lets_waiters_go_does_not_depend_on_how_many_wait[the breaker]",
+        ),
+    ),
+    _m(
+        36,
+        "the end of one that moved wakes the group it was of",
+        SETTLE,
+        "v_freed_in[array_position(v_freed, e.ticket_id)], ",
+        "",
+        _stores("an_end_after_its_endpoint_moved_lets_the_queue_of_the_new_group_move", on="postgresql-False"),
     ),
     _m(
         36,

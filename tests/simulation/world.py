@@ -97,6 +97,7 @@ SOMETIMES = (
     "refusal deadline_exceeded",
     "refusal cooldown",
     "refusal control_store_unavailable",
+    "refusal control_store_closed",
     "refusal duplicate_debit",
     "refusal owner_fence",
     "refusal provider_unavailable",
@@ -525,7 +526,7 @@ class World:
                 Verdict.TRANSIENT,
                 Verdict.SLOW,
                 Verdict.RATE_LIMITED,
-                Verdict.UNAVAILABLE if rng.random() < 0.3 else Verdict.ANSWERED,
+                Verdict.CREDENTIAL_REJECTED if rng.random() < 0.3 else Verdict.ANSWERED,
                 Verdict.NONE,
             )
         )

@@ -75,14 +75,31 @@ language sql immutable as $$
         p_left + p_per_minute * greatest(extract(epoch from p_now - p_filled_at)::double precision, 0) / 60) end
 $$;
 
--- Until when a floor keeps this credential's model back; null where none does. Of one kind, or of any.
-create or replace function control.floor_until_v1(
-    p_group text, p_credential text, p_model text, p_kind text, p_now timestamptz
-) returns timestamptz
+-- Until when a floor keeps this credential's model back; null where none does.
+create or replace function control.floor_until_v2(p_group text, p_credential text, p_model text, p_now timestamptz)
+returns timestamptz
 language sql stable as $$
     select max(f.until) from control.floor f
      where f.group_id = p_group and f.credential = p_credential and f.model in ('', p_model) and f.until > p_now
-       and (p_kind is null or f.kind = p_kind)
+$$;
+
+-- The floor that keeps it back for longest: of any kind, or of those for whose end nobody waits.
+create or replace function control.last_floor_v1(
+    p_group text, p_credential text, p_model text, p_now timestamptz, p_nobody_waits boolean
+) returns control.floor
+language sql stable as $$
+    select f from control.floor f
+     where f.group_id = p_group and f.credential = p_credential and f.model in ('', p_model) and f.until > p_now
+       and (f.kind <> 'rate_limit' or not p_nobody_waits)
+     order by f.until desc, f.kind limit 1
+$$;
+
+-- What a floor of this kind is told as: a rate limit is one however long it is. Of an "unavailable" one nobody knows: a
+-- process of an earlier version has put it.
+create or replace function control.floor_cause_v1(p_kind text) returns text
+language sql immutable as $$
+    select case when p_kind in ('rate_limit', 'long_rate_limit') then 'rate_limited'
+                when p_kind = 'unavailable' then 'provider_unavailable' else p_kind end
 $$;
 
 -- How long a ticket waits with so many before it, by what was served of late. Null where that tells nothing.
@@ -190,5 +207,5 @@ begin
     return exists (
         select from control.lanes_v1(p_group) w
          where w.model <> all (v_full)
-           and (not v_floors or control.floor_until_v1(p_group, w.credential, w.model, null, v_now) is null));
+           and (not v_floors or control.floor_until_v2(p_group, w.credential, w.model, v_now) is null));
 end $$;

@@ -95,11 +95,32 @@ begin
            cooldown_until = p_now + least(c.first_cooldown * power(2, least(c.openings, 20)), c.longest_cooldown)
      where c.group_id = p_group
     returning c.cooldown_until into v_until;
+    perform control.let_go_v1(p_group, null, '', true, v_until);
+end $$;
+
+-- Ends the waiters of a group, or of one credential or model of it, that do not wait until then: all of them, or where
+-- p_may_wait those that would rather go elsewhere and those that cannot wait for so long. Of each queue the first
+-- thousand are looked at, however many there are, since the group is locked meanwhile.
+create or replace function control.let_go_v1(
+    p_group text, p_credential text, p_model text, p_may_wait boolean, p_until timestamptz
+) returns void
+language sql
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
     delete from control.ticket t where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
-         where q.group_id = p_group and q.state = 'queued' and (not q.waits_for_cooldown or q.queue_deadline <= v_until)
-         limit 1000 for update skip locked));
-end $$;
+         where q.state = 'queued' and q.ticket_id = any (array(
+            select h.ticket_id
+              from control.lanes_v1(p_group) l cross join lateral (
+                select w.ticket_id, w.waits_for_cooldown, w.queue_deadline from control.ticket w
+                 where w.group_id = p_group and w.state = 'queued'
+                   and (w.class, w.credential, w.model) >= (l.class, l.credential, l.model)
+                   and (w.class, w.credential, w.model) <= (l.class, l.credential, l.model)
+                 order by w.class, w.credential, w.model, w.number limit 1000) h
+             where (p_credential is null or l.credential = p_credential) and (p_model = '' or l.model = p_model)
+               and (not p_may_wait or not h.waits_for_cooldown or h.queue_deadline <= p_until)))
+         for update skip locked))
+$$;
 
 -- Puts a floor under a credential's model, or (model '') under all of them: nothing is granted before then. It may be
 -- raised and is never lowered. Without a time from the provider it grows with each rate limit in a row.
@@ -130,10 +151,5 @@ begin
     values (p_group, p_credential, p_model, p_kind, p_now, v_until, v_strikes)
     on conflict (group_id, credential, model, kind) do update
        set since = excluded.since, until = excluded.until, strikes = excluded.strikes;
-    delete from control.ticket t where t.ticket_id = any (array(
-        select q.ticket_id from control.ticket q
-         where q.group_id = p_group and q.state = 'queued' and q.credential = p_credential
-           and (p_model = '' or q.model = p_model)
-           and (p_kind = 'unavailable' or not q.waits_for_cooldown or q.queue_deadline <= v_until)
-         limit 1000 for update skip locked));
+    perform control.let_go_v1(p_group, p_credential, p_model, p_kind = 'rate_limit', v_until);
 end $$;

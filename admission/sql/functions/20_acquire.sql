@@ -57,6 +57,7 @@ declare
     v_free integer;
     v_verdict text[] := '{}';
     v_wait bigint[] := '{}';
+    v_cause text[] := '{}';
     v_state text[];
     v_number bigint[];
     v_next bigint;
@@ -257,11 +258,16 @@ begin
                       group by e.key_id, e.scope, e.run order by e.key_id, e.scope, e.run) f;
         end if;
         select array_agg(j.verdict order by j.n),
-               array_agg((extract(epoch from greatest(j.until - v_now, interval '100 ms')) * 1000)::bigint order by j.n),
+               array_agg(case when j.until is not null then
+                   (extract(epoch from greatest(j.until - v_now, interval '100 ms')) * 1000)::bigint end order by j.n),
+               array_agg(j.cause order by j.n),
                count(*) filter (where j.verdict = 'new'), count(*) filter (where j.verdict = 'new' and j.class = 1)
-          into v_verdict, v_wait, v_new, v_new_batch
+          into v_verdict, v_wait, v_cause, v_new, v_new_batch
           from (
             select e.n, e.class, e.until,
+                   case when (e.out).kind is not null then control.floor_cause_v1((e.out).kind)
+                        when (e.floor).until = e.until then control.floor_cause_v1((e.floor).kind)
+                        else 'cooldown' end as cause,
                    case
                    when (e.live).ticket_id is not null then case when (e.live).owner_id <> p_owner then 'duplicate_debit'
                                                                   when (e.live).state = 'active' then 'granted'
@@ -285,7 +291,7 @@ begin
                                             where f.key_id = e.key_id and f.debit_id = e.debit_id and f.n < e.n))
                      then 'duplicate_debit'
                    when e.caller_ms <= 0 then 'deadline_exceeded'
-                   when v_floors and e.until is not null and e.unavailable then 'provider_unavailable'
+                   when (e.out).kind is not null then 'provider_unavailable'
                    when v_limited and exists (select from control.allowance a
                                                where a.group_id = p_group and a.model in ('', e.model)
                                                  and a.tokens_per_minute < e.tokens) then 'too_large'
@@ -296,17 +302,18 @@ begin
                      then 'cooldown'
                    else 'new' end as verdict
               from (
-                select u.*,
+                select u.*, f.floor, f.out,
                        (select t from control.ticket t where t.ticket_id = u.ticket_id) as live,
-                       case when v_floors then control.floor_until_v1(p_group, u.credential, u.model, 'unavailable',
-                                                                      v_now) end is not null as unavailable,
-                       greatest(case when v_floors then control.floor_until_v1(p_group, u.credential, u.model, null,
-                                                                               v_now) end,
-                                case when g.breaker = 'open' then g.cooldown_until end) as until
+                       greatest((f.floor).until, case when g.breaker = 'open' then g.cooldown_until end) as until
                   from unnest(p_ticket, p_endpoint, p_class, p_model, p_credential, p_key, p_debit, p_attempt, p_tokens,
                               p_queue_ms, p_caller_ms, p_waits, p_scope, p_run, p_fence)
                        with ordinality as u (ticket_id, endpoint, class, model, credential, key_id, debit_id, attempt,
                                              tokens, queue_ms, caller_ms, waits, scope, run, fence, n)
+                 cross join lateral (
+                    select case when v_floors then control.last_floor_v1(p_group, u.credential, u.model, v_now, false)
+                                end as floor,
+                           case when v_floors then control.last_floor_v1(p_group, u.credential, u.model, v_now, true)
+                                end as out offset 0) f
               ) e
           ) j;
         v_state := array_fill(null::text, array[n]);
@@ -352,7 +359,7 @@ begin
         ), open_ones as (
             select c.* from candidate c
              where not v_floors
-                or control.floor_until_v1(p_group, c.credential, c.model, null, v_now) is null
+                or control.floor_until_v2(p_group, c.credential, c.model, v_now) is null
         )
         select array_agg(c.ticket_id order by c.number, c.ticket_id) filter (where c.class = 0),
                array_agg(c.n order by c.number, c.ticket_id) filter (where c.class = 0),
@@ -595,33 +602,38 @@ begin
                    null::integer,
                    case when e.state = 'queued' or e.verdict = 'queued' then
                         case when v_closed then 'store'
-                             when g.breaker <> 'closed' or (g.ramp is not null and v_free > 0)
-                               or (v_floors and control.floor_until_v1(
-                                      p_group, e.credential, e.model, null, v_now) is not null) then 'cooldown'
+                             when (f.floor).until >= case when g.breaker = 'open' then g.cooldown_until
+                                                          else (f.floor).until end
+                                  then control.floor_cause_v1((f.floor).kind)
+                             when g.breaker <> 'closed' or (g.ramp is not null and v_free > 0) then 'cooldown'
                              when v_free <= 0 and v_quarantined > 0 and g.ramp is null and g.concurrency > v_active
                                   then 'quarantine'
                              when v_free > 0 and a_room[array_position(a_model, e.model)] <= 0 then 'model_capacity'
                              when v_free > 0 and num_nonnulls(
                                       a_requests[array_position(a_model, e.model)], a_requests[m0],
                                       a_tokens[array_position(a_model, e.model)], a_tokens[m0]) > 0 then 'rate'
-                             else 'capacity' end end,
+                             else 'capacity' end
+                        when e.verdict in ('cooldown', 'provider_unavailable') then e.cause end,
                    case when e.verdict in ('cooldown', 'provider_unavailable') then e.wait
                         when e.verdict = 'store_closed'
                         then (select (extract(epoch from s.closed_until - v_now) * 1000)::bigint from control.store s)
                         when e.state = 'queued' or e.verdict = 'queued' then
                             (extract(epoch from greatest(
                                 case when g.breaker = 'open' then g.cooldown_until end,
-                                case when v_floors then control.floor_until_v1(p_group, e.credential, e.model, null,
-                                                                               v_now) end) - v_now) * 1000)::bigint end,
+                                (f.floor).until) - v_now) * 1000)::bigint end,
                    case when e.verdict = 'queue_full' then greatest(
                             control.expected_ms_v1(g, g.waiting, v_now),
                             case when v_active = 0 and v_quarantined > 0 then (
                                 select (extract(epoch from min(q.quarantined_until) - v_now) * 1000)::bigint
                                   from control.ticket q where q.group_id = p_group and q.state <> 'queued') end) end
               from unnest(p_ticket, p_endpoint, p_model, p_credential, p_tokens, p_execution_ms, p_isolation_ms,
-                          p_caller_ms, v_verdict, v_state, v_number, v_wait)
+                          p_caller_ms, v_verdict, v_state, v_number, v_wait, v_cause)
                    as e (ticket_id, endpoint, model, credential, tokens, execution_ms, isolation_ms, caller_ms, verdict,
-                         state, number, wait)
+                         state, number, wait, cause)
+             cross join lateral (
+                select case when v_floors and (e.state = 'queued' or e.verdict = 'queued')
+                            then control.last_floor_v1(p_group, e.credential, e.model, v_now, false) end as floor
+                offset 0) f
               -- Only a replay's own row has not just been written by this statement.
               left join control.ticket t on e.verdict in ('granted', 'queued') and t.ticket_id = e.ticket_id
              -- A replay that was granted here has its answer.

@@ -36,7 +36,7 @@ begin
               from control.capacity_group g
              where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'granted'
                and t.grant_expires_at > v_now and g.group_id = t.group_id and g.generation = t.generation
-               and control.floor_until_v1(t.group_id, t.credential, t.model, null, v_now) is null;
+               and control.floor_until_v2(t.group_id, t.credential, t.model, v_now) is null;
             update control.ticket t
                set state = 'queued', granted_at = null, grant_expires_at = null, generation = null, day = null
              where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'granted'
@@ -64,17 +64,25 @@ begin
         select e.ticket_id,
                case when e.fence < (select f.number from control.fence f
                                      where f.key_id = e.key_id and f.scope_id = e.scope and f.run_id = e.run)
-                    then 'owner_fence' else 'cooldown' end,
+                    then 'owner_fence' when (h.out).kind is not null then 'provider_unavailable' else 'cooldown' end,
                p_owner, e.group_id, null::bigint, null::bigint, null::boolean, null::boolean, null::timestamptz,
-               null::date, null::bigint, null::integer, null::text,
+               null::date, null::bigint, null::integer,
+               case when (h.out).kind is not null then control.floor_cause_v1((h.out).kind)
+                    when (h.floor).until >= coalesce(h.cooling, (h.floor).until)
+                         then control.floor_cause_v1((h.floor).kind)
+                    when h.cooling is not null then 'cooldown' end,
                (select (extract(epoch from greatest(u.until - v_now, interval '100 ms')) * 1000)::bigint
-                  from (select greatest(control.floor_until_v1(e.group_id, e.credential, e.model, null, v_now),
-                                        (select g.cooldown_until from control.capacity_group g
-                                          where g.group_id = e.group_id and g.breaker = 'open')) as until) u
+                  from (select greatest((h.floor).until, h.cooling) as until) u
                  where u.until is not null),
                null::bigint
           from unnest(p_ticket, p_group, p_credential, p_model, p_key, p_scope, p_run, p_fence)
                as e (ticket_id, group_id, credential, model, key_id, scope, run, fence)
+         cross join lateral (
+            select control.last_floor_v1(e.group_id, e.credential, e.model, v_now, false) as floor,
+                   control.last_floor_v1(e.group_id, e.credential, e.model, v_now, true) as out,
+                   (select g.cooldown_until from control.capacity_group g
+                     where g.group_id = e.group_id and g.breaker = 'open') as cooling
+            offset 0) h
          where (select 1 from control.ticket t
                  where t.ticket_id = e.ticket_id and t.owner_id is not distinct from p_owner) is null;
 end $$;
@@ -87,16 +95,17 @@ as $$
     select * from control.ticket t where t.state = 'queued' and t.debit_id = any (p_debits) order by t.debit_id
 $$;
 
--- Why a ticket waits: "store", "cooldown" (until when; the ramp after one, too), "quarantine" (without it there would be
--- a free slot; until the first comes out of it), "model_capacity", "rate" (its own, or of one before it) or "capacity".
+-- Why a ticket waits: "store", what its floor is told as or "cooldown" (whichever ends last, and until when; the ramp
+-- after one, too), "quarantine" (without it there would be a free slot; until the first comes out of it),
+-- "model_capacity", "rate" (its own, or of one before it) or "capacity".
 create or replace function control.wait_reason_v2(
     g control.capacity_group, p_credential text, p_model text, p_now timestamptz
 ) returns table (reason text, until timestamptz)
 language sql stable as $$
     select r.reason, case when r.reason = 'quarantine' then greatest(s.first_out, p_now)
-                          else greatest(case when g.breaker = 'open' then greatest(g.cooldown_until, p_now) end, f.until) end
+                          else greatest(case when g.breaker = 'open' then greatest(g.cooldown_until, p_now) end, (f.floor).until) end
       from control.store c,
-           (select control.floor_until_v1(g.group_id, p_credential, p_model, null, p_now) as until) f,
+           (select control.last_floor_v1(g.group_id, p_credential, p_model, p_now, false) as floor offset 0) f,
            (select x.*, least(g.concurrency - x.active,
                               g.concurrency + g.quarantine_headroom - x.active - x.quarantined) as free
               from (select count(*) filter (where t.state <> 'quarantined') as active,
@@ -109,8 +118,10 @@ language sql stable as $$
               from control.allowance l where l.group_id = g.group_id and l.model in ('', p_model)) a,
            lateral (
             select case when c.closed_until > p_now then 'store'
-                        when g.breaker <> 'closed' or f.until is not null or (g.ramp is not null and s.free > 0)
-                             then 'cooldown'
+                        when (f.floor).until >= case when g.breaker = 'open' then g.cooldown_until
+                                                     else (f.floor).until end
+                             then control.floor_cause_v1((f.floor).kind)
+                        when g.breaker <> 'closed' or (g.ramp is not null and s.free > 0) then 'cooldown'
                         when s.free <= 0 and s.quarantined > 0 and g.ramp is null and g.concurrency > s.active
                              then 'quarantine'
                         when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'

@@ -24,6 +24,9 @@ declare
     v_lines control.ledger_line[];
     v_more control.ledger_line[];
     v_rest uuid[];
+    -- Whose slots came free, and where. An attempt that had an end before keeps the group that it was of then.
+    v_freed uuid[];
+    v_freed_in text[];
     v_groups text[] := '{}';
     v_waiting text[] := '{}';
 begin
@@ -54,8 +57,10 @@ begin
         )
         select array_agg(row(t.ticket_id, 'open', t.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
                              t.group_id, t.intent::jsonb || t.record::jsonb)::control.ledger_line)
-          into v_lines
-          from freed t where t.ticket_id in (select o.ticket_id from opened o);
+                   filter (where t.ticket_id in (select o.ticket_id from opened o)),
+               array_agg(t.ticket_id), array_agg(t.group_id)
+          into v_lines, v_freed, v_freed_in
+          from freed t;
         if cardinality(v_lines) = cardinality(p_ticket) then
             for i in 1 .. cardinality(v_lines) loop
                 if v_lines[i].group_id <> all (v_groups) then
@@ -128,7 +133,7 @@ begin
     return query
         with ended as materialized (
             select e.ticket_id,
-                   coalesce(t.group_id, (select a.group_id from control.attempt a where a.ticket_id = e.ticket_id)) as group_id
+                   coalesce(t.group_id, v_freed_in[array_position(v_freed, e.ticket_id)], (select a.group_id from control.attempt a where a.ticket_id = e.ticket_id)) as group_id
               from unnest(p_ticket) as e (ticket_id)
               left join unnest(v_tickets) t on t.ticket_id = e.ticket_id
         ), moving as materialized (
@@ -201,6 +206,7 @@ declare
     g control.capacity_group;
     e record;
     v_retry interval;
+    v_floor text;
 begin
     for e in
         select u.*, t.generation as granted_in, t.group_id, t.credential, t.model, t.tokens, t as ticket
@@ -219,12 +225,14 @@ begin
             perform control.told_left_v1(e.ticket, e.account_wide, e.requests_left, e.tokens_left,
                                          p_now - e.told_ms * interval '1 ms', p_now);
         end if;
-        if e.verdict = 'rate_limited' then
-            perform control.raise_floor_v1(e.group_id, e.credential, case when e.account_wide then '' else e.model end,
-                                           'rate_limit', v_retry, p_now);
-        elsif e.verdict = 'unavailable' then
-            perform control.raise_floor_v1(e.group_id, e.credential, case when e.account_wide then '' else e.model end,
-                                           'unavailable', coalesce(v_retry, p_unavailable_ms * interval '1 ms'), p_now);
+        v_floor := case e.verdict when 'rate_limited' then 'rate_limit' when 'limited_for_long' then 'long_rate_limit'
+                                  -- The last is what an earlier version says of either of the two before.
+                                  when 'credential_rejected' then e.verdict when 'quota_exhausted' then e.verdict
+                                  when 'unavailable' then e.verdict end;
+        if v_floor is not null then
+            perform control.raise_floor_v1(
+                e.group_id, e.credential, case when e.account_wide then '' else e.model end, v_floor,
+                coalesce(v_retry, case when v_floor <> 'rate_limit' then p_unavailable_ms * interval '1 ms' end), p_now);
         end if;
 
         select * into g from control.capacity_group c where c.group_id = e.group_id;
@@ -245,7 +253,7 @@ begin
                  where c.group_id = e.group_id;
             end if;
         elsif g.breaker = 'half_open' and g.probe = e.ticket_id then
-            if e.verdict in ('answered', 'slow', 'rate_limited', 'unavailable') then
+            if e.verdict in ('answered', 'slow') or v_floor is not null then
                 perform control.close_breaker_v1(e.group_id);
             elsif e.ending = 'not_dispatched' and e.verdict = 'none' then
                 -- Taken back before dispatch: the place goes to the next.

@@ -133,6 +133,10 @@ begin
     insert into control.floor (group_id, credential, model, kind, since, until, strikes)
     select p_group, f.credential, f.model, f.kind, f.since, f.until, f.strikes from control.floor f where f.group_id = v_from
     on conflict (group_id, credential, model, kind) do update set until = greatest(floor.until, excluded.until);
+    -- A group that nothing belongs to any more keeps nothing back: what comes to it later brings its floors along.
+    delete from control.floor f
+     where f.group_id = v_from
+       and exists (select from control.capacity_group c where c.group_id = v_from and c.endpoints = '{}');
 end $$;
 
 -- An operator says that all is well again: the breaker closes, floors are gone.

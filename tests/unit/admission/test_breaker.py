@@ -20,6 +20,8 @@ LIMITS = BreakerLimits(
 )
 NOW = 1_000 * SECOND
 PROBE = uuid.UUID(int=7)
+#: What puts a floor; the endpoint works.
+FLOORS = (Verdict.RATE_LIMITED, Verdict.LIMITED_FOR_LONG, Verdict.CREDENTIAL_REJECTED, Verdict.QUOTA_EXHAUSTED)
 HALF_OPEN = Breaker(state=BreakerState.HALF_OPEN, generation=5, probe=PROBE, openings=2, cooldown_until=NOW - SECOND)
 
 
@@ -52,7 +54,7 @@ def test_a_slow_answer_counts_as_a_failure_of_a_closed_breaker():
     assert after(breaker, Verdict.SLOW).state is BreakerState.OPEN
 
 
-@pytest.mark.parametrize("verdict", [Verdict.ANSWERED, Verdict.RATE_LIMITED, Verdict.UNAVAILABLE, Verdict.NONE])
+@pytest.mark.parametrize("verdict", [Verdict.ANSWERED, *FLOORS, Verdict.NONE])
 def test_other_outcomes_change_nothing_about_a_closed_breaker(verdict: Verdict):
     breaker = failing(0, 1)
     assert after(breaker, verdict) == breaker
@@ -64,7 +66,7 @@ def test_no_outcome_moves_an_open_breaker(verdict: Verdict):
     assert after(breaker, verdict) == breaker
 
 
-@pytest.mark.parametrize("verdict", [Verdict.ANSWERED, Verdict.SLOW, Verdict.RATE_LIMITED, Verdict.UNAVAILABLE])
+@pytest.mark.parametrize("verdict", [Verdict.ANSWERED, Verdict.SLOW, *FLOORS])
 def test_a_probe_with_a_complete_answer_closes_and_forgets(verdict: Verdict):
     assert after(HALF_OPEN, verdict) == Breaker(generation=6, ramp=1)
 

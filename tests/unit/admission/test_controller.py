@@ -301,6 +301,102 @@ async def test_a_waiter_of_a_lapsed_incarnation_is_told_and_the_next_one_is_gran
         await granted(one)
 
 
+def lapse(w: World, of: Controller) -> None:
+    owners = dict(w.database.state.owners)
+    w.database.state = msgspec.structs.replace(w.database.state, owners=owners | {of.owner: 0})
+
+
+async def lapsed(w: World, of: Controller, waiting: asyncio.Future[Lease | Refusal]) -> Refusal:
+    await until(lambda: "queued" in w.states())
+    lapse(w, of)
+    await of._renew(first=False)
+    answer = await waiting
+    assert isinstance(answer, Refusal)
+    assert answer.reason is RefusalReason.LAPSED
+    return answer
+
+
+async def test_who_was_lost_with_a_lapse_is_told_when_the_debit_is_free_and_the_process_lives_again():
+    w = world()
+    async with w.controller() as one, w.controller() as other:
+        held = await granted(other)
+        w.faults["abandon"] = Fault(there_s=0.3)
+        asked = demand()
+        answer = await lapsed(w, one, asyncio.create_task(one.admit(asked)))
+        assert one.available
+        assert "queued" not in w.states()
+        again = demand(debit_id=asked.debit_id, attempt=1 + answer.used)
+        waiting = asyncio.create_task(one.admit(again))
+        await until(lambda: "queued" in w.states())
+        await other.settle(ended(held))
+        assert isinstance(await waiting, Lease)
+
+
+async def test_what_runs_when_its_process_lapses_is_left_to_its_end():
+    w = world(concurrency=1)
+    async with w.controller() as one:
+        running = await granted(one)
+        await lapsed(w, one, asyncio.create_task(one.admit(demand())))
+        assert w.states() == ["active"]
+        assert (await one.settle(ended(running))).applied
+        assert "bury" not in w.asked
+
+
+async def test_a_store_that_is_lost_with_the_lapse_keeps_who_waited_no_longer_than_the_patience_with_it():
+    w = world(retry_s=0.3)
+    async with w.controller() as one, w.controller() as other:
+        await granted(other)
+        w.faults["abandon"] = Fault(lost="before")
+        before = time.monotonic()
+        await lapsed(w, one, asyncio.create_task(one.admit(demand())))
+        assert 0.25 < time.monotonic() - before < 1.5
+        w.faults.clear()
+        await until(lambda: "queued" not in w.states())
+
+
+async def test_who_asks_before_the_heartbeat_has_found_the_lapse_makes_it_look_at_once():
+    w = world(lease_s=60.0)
+    async with w.controller() as one:
+        before = one.owner
+        lapse(w, one)
+        async with asyncio.timeout(2.0):
+            answer = await one.admit(demand())
+        assert isinstance(answer, Refusal)
+        assert (answer.reason, answer.used) == (RefusalReason.LAPSED, False)
+        assert one.owner != before
+        await granted(one)
+
+
+async def test_a_grant_that_is_heard_of_after_the_lapse_is_given_back():
+    w = world()
+    async with w.controller() as one, w.controller() as other:
+        held = await granted(other)
+        waiting = asyncio.create_task(one.admit(demand()))
+        await until(lambda: "queued" in w.states())
+        w.faults["rescan"] = Fault(back_s=0.5)
+        await other.settle(ended(held))
+        # It is confirmed, and the answer is on its way.
+        await until(lambda: w.states() == ["active"])
+        w.faults["abandon"] = Fault(there_s=1.0)
+        lapse(w, one)
+        await one._renew(first=False)
+        answer = await waiting
+        assert isinstance(answer, Refusal)
+        assert (answer.reason, answer.used) == (RefusalReason.LAPSED, True)
+        await until(lambda: w.states() == [])
+
+
+async def test_an_acquire_whose_incarnation_lapsed_on_the_way_back_leaves_nothing_in_the_queue():
+    w = world()
+    async with w.controller() as one, w.controller() as other:
+        await granted(other)
+        w.faults["acquire"] = Fault(back_s=0.3)
+        waiting = asyncio.create_task(one.admit(demand()))
+        answer = await lapsed(w, one, waiting)
+        assert answer.used
+        await until(lambda: "queued" not in w.states())
+
+
 @pytest.mark.parametrize("acknowledged", [False, True], ids=["given up", "acknowledged"])
 async def test_what_an_older_statement_hears_takes_no_lease_that_came_by_another(acknowledged):
     # An acquire is lost on its way back, again and again. Meanwhile its group is merged into another, whose queue moves

@@ -587,7 +587,7 @@ def test_a_grant_with_a_floor_put_under_its_model_goes_back_to_its_place():
     world.advance("a")
     world.settle(other, verdict=Verdict.RATE_LIMITED, state="zero", retry_after_s=5)
     row = world.rescan(demand, by="b")
-    assert (row.answer, row.wait_reason) == ("queued", "cooldown")
+    assert (row.answer, row.wait_reason) == ("queued", "rate_limited")
 
 
 def test_a_lapsed_owner_can_not_confirm():
@@ -938,7 +938,7 @@ def test_an_outcome_that_is_not_judged_moves_nothing():
 
 def test_an_operator_may_reset_a_group():
     world = World()
-    world.settle(world.granted(), verdict=Verdict.UNAVAILABLE, state="zero")
+    world.settle(world.granted(), verdict=Verdict.CREDENTIAL_REJECTED, state="zero")
     assert world.do(decision.Reset(GROUP)).groups == (GROUP,)
     assert world.ask().answer == "granted"
     assert world.do(decision.Reset("nobody")).groups == ()
@@ -1052,7 +1052,7 @@ def test_an_unavailable_credential_is_refused_and_its_waiters_go():
     world = World(concurrency=1)
     held = world.granted()
     waiting = world.queued(waits_for_cooldown=True, queue_timeout_s=600)
-    world.settle(held, verdict=Verdict.UNAVAILABLE, state="zero", account_wide=True)
+    world.settle(held, verdict=Verdict.CREDENTIAL_REJECTED, state="zero", account_wide=True)
     assert waiting not in world.state.tickets
     row = world.ask(waits_for_cooldown=True, queue_timeout_s=600)
     assert (row.answer, row.wait_ms) == ("provider_unavailable", 300_000)

@@ -13,7 +13,6 @@ from google.rpc import error_details_pb2, status_pb2
 from adapters.chat import ChatRequest, Message, Role, Text
 from adapters.contract import Endpoint
 from admission.lease import Refusal, RefusalReason, new_id
-from admission.settings import AdmissionSettings
 from gateway.call import Call, Caller, Options
 from gateway.errors import AdmissionRefused, Code, GatewayError
 from gateway.failover import Run
@@ -22,7 +21,6 @@ from gateway.provider import Provider
 from gateway.rest.status import error_response
 from gateway.router import Plan, Route, RoutingSettings
 from gateway.rpc import status as rpc_status
-from gateway.standing import Standing
 
 GROUP = "https://api.example:443"
 
@@ -38,16 +36,11 @@ def refusal(reason: str, retry_after_s: float | None = None, position: int | Non
     )
 
 
-class NoGroups:
-    async def groups(self) -> list[dict[str, Any]]:
-        return []
-
-
 def run() -> Run:
     chat = ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),))
     caller = Caller(key_id=new_id(), name="k", scopes=frozenset())
     call = Call(request_id="r", caller=caller, model="m", chat=chat, options=Options(), transport="rest")
-    return Run(call, RoutingSettings(), Standing(NoGroups(), AdmissionSettings(groups={})))
+    return Run(call, RoutingSettings())
 
 
 async def told(asked: Run, *refusals: Refusal) -> AdmissionRefused:
@@ -104,8 +97,18 @@ async def test_a_refusal_has_its_status_and_when_to_come_back_and_was_not_dispat
     assert error.outcome.attempts == ()
 
 
-def test_every_reason_of_admission_is_in_the_table_but_the_one_that_callers_never_see():
-    assert set(RefusalReason) - {row[0] for row in TABLE} == {"lapsed"}
+def test_every_reason_of_admission_is_in_the_table_but_those_that_callers_are_told_otherwise():
+    assert set(RefusalReason) - {row[0] for row in TABLE} == {"lapsed", "control_store_closed"}
+
+
+async def test_a_store_that_was_replaced_is_told_apart_from_one_that_does_not_answer():
+    with pytest.raises(AdmissionRefused) as closed:
+        run().refused(refusal("control_store_closed", retry_after_s=40.0))
+    away = run().unadmitted(refusal("control_store_unavailable", retry_after_s=1.0), lapsed=False)
+    for error, said, after_s in ((closed.value, "was replaced", 40.0), (away, "does not answer", 1.0)):
+        assert (error.code, error.retry_after_s) == (Code.CONTROL_STORE_UNAVAILABLE, after_s)
+        assert said in error.message
+        assert "nothing was dispatched" in error.message
 
 
 @pytest.mark.parametrize("reason", ["deadline_exceeded", "control_store_unavailable", "duplicate_debit", "owner_fence"])

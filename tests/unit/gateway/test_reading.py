@@ -15,7 +15,6 @@ from admission.store import Store
 from gateway import config, database
 from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.reading import Reading, described
-from gateway.standing import Standing
 
 
 def slot(state: str, seconds: float | None = None) -> dict[str, Any]:
@@ -101,7 +100,6 @@ def reading(store: FakeStore, controller: FakeController, jobs: FakeJobs | None 
         nothing,
         nothing,
         nothing,
-        Standing(store, settings.admission),
         jobs or FakeJobs(),
     )
 
@@ -164,47 +162,22 @@ def test_an_endpoint_is_told_in_two_plain_fields():
     ]
 
 
-def floor(kind: str, model: str | None = None, credential: str = "OPENAI_API_KEY") -> dict[str, Any]:
-    return {"credential": credential, "model": model, "kind": kind, "remaining_s": 12.0}
+def floor(cause: str, model: str | None = None, credential: str = "OPENAI_API_KEY") -> dict[str, Any]:
+    return {"credential": credential, "model": model, "cause": cause, "remaining_s": 12.0}
 
 
 async def test_operators_read_of_whom_what_is_held_back_and_why_and_until_when():
     store = FakeStore()
     [row] = store.rows = [merged("g", "https://api.openai.com:443#openai", "https://api.groq.com:443#groq", queued=0)]
-    row["floors"] = [floor("rate_limit", "gpt-4o"), floor("unavailable")]
+    row["floors"] = [floor("rate_limited", "gpt-4o"), floor("quota_exhausted")]
     before = datetime.now(UTC)
     [told] = await reading(store, FakeController()).groups()
     assert [(f["providers"], f["model"], f["cause"]) for f in told["floors"]] == [
         (["openai"], "gpt-4o", "rate_limited"),
-        (["openai"], None, "provider_unavailable"),
+        (["openai"], None, "quota_exhausted"),
     ]
     for one in told["floors"]:
         assert timedelta(0) <= one["until"] - before - timedelta(seconds=12) < timedelta(seconds=2)
-        assert "kind" not in one
-
-
-async def test_who_waits_for_a_rate_limit_is_not_said_to_wait_for_failures():
-    store = FakeStore()
-    waiting = [{"class": "interactive", "model": name, "reason": "cooldown"} for name in ("limited", "other")]
-    store.rows = [
-        merged("limited", floors=[floor("rate_limit", "limited")], queued=2, waiting=waiting),
-        {**merged("failing", floors=[floor("rate_limit")], queued=0), "breaker": "open", "cooldown_s": 3.0},
-    ]
-    told = {each["group"]: each for each in await reading(store, FakeController()).groups()}
-    assert [one["reason"] for one in told["limited"]["waiting"]] == ["rate_limited", "cooldown"]
-    store.waiting = {
-        "limited": Waiting(group="limited", position=1, reason="cooldown", until_s=12.0),
-        "ramps up": Waiting(group="limited", position=2, reason="cooldown"),
-        "fails": Waiting(group="failing", position=1, reason="cooldown", until_s=3.0),
-        "full": Waiting(group="failing", position=2, reason="capacity"),
-    }
-    found = await reading(store, FakeController()).waiting(list(store.waiting))
-    assert {debit: one.reason for debit, one in found.items()} == {
-        "limited": "rate_limited",
-        "ramps up": "cooldown",
-        "fails": "cooldown",
-        "full": "capacity",
-    }
 
 
 def test_a_provider_is_ready_once_its_credentials_are_present() -> None:
