@@ -25,6 +25,8 @@ from gateway import database, embedded
 from gateway.billing import Billing
 from gateway.catalogue import Catalogue
 from gateway.config import Settings
+from gateway.idempotency import Idempotency
+from gateway.idempotency.store import CallStore
 from gateway.jobs.batch_store import BatchStore
 from gateway.jobs.batches import Batches
 from gateway.jobs.formats import formats
@@ -252,6 +254,16 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         await recovery.bury_dead()
         await stack.enter_async_context(_background(recovery.watch(), name="recovery"))
 
+        once = await stack.enter_async_context(
+            Idempotency(
+                line=pipeline,
+                store=CallStore(content, retention_s=settings.idempotency.retention_s),
+                recovery=recovery,
+                owner=controller.process,
+                settings=settings.idempotency,
+            ).opened()
+        )
+
         job_store = JobStore(content, settings.jobs)
         watch = Watch(job_store, settings.jobs)
         stack.push_async_callback(watch.close)
@@ -292,8 +304,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     host=settings.rest.host, port=settings.rest.port, reuse_port=True, drain_s=settings.drain_s
                 ),
                 [
-                    *rest_chat.routes(line=pipeline, settings=settings.streams),
-                    *rest_embeddings.routes(line=pipeline),
+                    *rest_chat.routes(line=once, settings=settings.streams),
+                    *rest_embeddings.routes(line=once),
                     *rest_models.routes(catalogue=Catalogue(settings.providers, settings.models, prices)),
                     *operators.routes(readiness=reading, usage=reading, groups=reading),
                     *rest_jobs.routes(
@@ -319,7 +331,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     idle_consumer_s=settings.streams.idle_reader_s,
                     drain_s=settings.drain_s,
                 ),
-                line=pipeline,
+                line=once,
                 authenticator=keys,
             )
         )

@@ -23,6 +23,7 @@ from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from gateway import profiles
 from gateway.call import Order
 from gateway.database import url_fault
+from gateway.idempotency import IdempotencySettings
 from gateway.jobs.destinations import place_fault
 from gateway.jobs.settings import JobsSettings, WebhookSettings
 from gateway.keys import environment_key_fault
@@ -73,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     api_key: str | None
     drain_s: float
     streams: StreamSettings
+    idempotency: IdempotencySettings
     providers: Mapping[str, Provider]
     models: Mapping[str, Model]
     roles: Mapping[str, Role]
@@ -242,6 +244,10 @@ class _Resolved:
             grpc=grpc,
             api_key=environ.get("TOLLBRIDGE_API_KEY") or None,
             drain_s=parsed.gateway.drain_s,
+            idempotency=IdempotencySettings(
+                retention_s=parsed.gateway.idempotency_retention_s,
+                max_answer_bytes=parsed.gateway.idempotency_max_answer_bytes,
+            ),
             streams=StreamSettings(
                 commit_after_s=parsed.gateway.stream_commit_after_s,
                 keepalive_s=parsed.gateway.stream_keepalive_s,

@@ -236,6 +236,7 @@ MIGRATIONS: tuple[Source, ...] = tuple(
         ("metering", "metering"),
         ("keys", "gateway.keys"),
         ("jobs", "gateway.jobs"),
+        ("idempotency", "gateway.idempotency"),
     )
 )
 

@@ -43,6 +43,8 @@ class Code(enum.StrEnum):
     MODEL_NOT_FOUND = "model_not_found"
     CONFLICT = "conflict"
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
+    IDEMPOTENCY_ANSWER_LOST = "idempotency_answer_lost"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -89,6 +91,8 @@ STATUS: dict[Code, Status] = {
     Code.MODEL_NOT_FOUND: Status(404, "NOT_FOUND", "not_found_error"),
     Code.CONFLICT: Status(409, "FAILED_PRECONDITION", "conflict_error"),
     Code.IDEMPOTENCY_MISMATCH: Status(422, "FAILED_PRECONDITION", "invalid_request_error"),
+    Code.IDEMPOTENCY_IN_PROGRESS: Status(409, "ABORTED", "conflict_error"),
+    Code.IDEMPOTENCY_ANSWER_LOST: Status(409, "FAILED_PRECONDITION", "conflict_error"),
     Code.PAYLOAD_TOO_LARGE: Status(413, "RESOURCE_EXHAUSTED", "invalid_request_error"),
     Code.QUEUE_FULL: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
     Code.QUEUE_TIMEOUT: Status(503, "UNAVAILABLE", "overloaded_error"),

@@ -88,8 +88,8 @@ class Run:
         #: Why routes were not tried, those of the plan first; with the id of one that was planned.
         self._left_out: list[tuple[str | None, LeftOut]] = []
         self.warnings = tuple(f"tags.{name}: the API key's own value stands" for name in call.overruled_tags)
-        if call.options.idempotency_key is not None:
-            self.warnings += ("idempotency_key: kept for the record, not enforced by this version",)
+        if call.options.idempotency_key is not None and call.transport == "job":
+            self.warnings += ("idempotency_key: kept for the record; what counts for jobs is that of the submission",)
 
     @property
     def failed(self) -> AttemptReport | None:

@@ -202,6 +202,9 @@ class GatewayTable(Strict):
     stream_keepalive_s: _Positive = 15.0
     #: Seconds that one piece of a stream may wait for its caller to read.
     idle_reader_s: _Positive = 60.0
+    #: Seconds that the end of a call with an idempotency key is kept, and the bytes of an answer that is.
+    idempotency_retention_s: _Positive = 86_400.0
+    idempotency_max_answer_bytes: Annotated[int, pydantic.Field(gt=0, le=100_000_000)] = 1_048_576
 
 
 class AdmissionTable(Strict):

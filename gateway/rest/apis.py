@@ -37,6 +37,7 @@ _PASSING: Final = frozenset(
         Code.PROVIDER_UNAVAILABLE,
         Code.SHUTTING_DOWN,
         Code.ALL_ROUTES_FAILED,
+        Code.IDEMPOTENCY_IN_PROGRESS,
     }
 )
 #: Statuses by which a provider's refusal is told as its own.

@@ -70,7 +70,7 @@ async def test_a_key_is_made_shown_once_and_listed_without_its_secret(world: Wor
     secret = made.json()["secret"]
     caller = await world.keys.authenticate(secret)
     assert caller.policy.models == ("gpt-*",)
-    assert caller.policy.providers == {"openai"}
+    assert caller.policy.providers == frozenset({"openai"})
     assert caller.tags == {"team": "core"}
     told = await world.ask(admin, "GET", f"/v1/keys/{made.json()['id']}")
     assert {**told.json(), "secret": secret} == made.json()
