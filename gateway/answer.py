@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from adapters.chat import ChatResponse, ChoiceEnd, Delta
+from adapters.contract import EmbeddingResponse
 from admission.lease import Waiting
 from gateway.call import Call, Completion, Embedded
 from gateway.outcome import AttemptReport, Outcome, RouteReport
@@ -50,8 +51,8 @@ class Observer(Protocol):
         """Awaited just before the request is sent. A job records its intent here."""
         ...
 
-    async def completed(self, response: ChatResponse, attempt: int) -> None:
-        """Awaited for a whole answer (`complete`) before it is settled. A job stores its result here."""
+    async def completed(self, response: ChatResponse | EmbeddingResponse, attempt: int) -> None:
+        """Awaited for a whole answer (`complete`, `embed`) before it is settled. A job stores its result here."""
         ...
 
 
@@ -66,7 +67,7 @@ class Silent:
 
     async def dispatching(self, attempt: int) -> None: ...
 
-    async def completed(self, response: ChatResponse, attempt: int) -> None: ...
+    async def completed(self, response: ChatResponse | EmbeddingResponse, attempt: int) -> None: ...
 
 
 SILENT = Silent()

@@ -89,6 +89,7 @@ class Pipeline:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
             attempt, response = await self._serve(run, observer, stack, self._vectors, streamed=False)
+            await observer.completed(response, attempt.number)
             receipt = await self._attempts.settle(attempt, run.reports)
             return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
 

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from adapters.chat import ChatResponse
+from adapters.contract import EmbeddingResponse
 from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from admission.controller import Controller
 from admission.lease import Ending, Lease, Settlement, Verdict
@@ -91,7 +92,7 @@ class Recovery:
         return _outcome(debit_id, attempts) if attempts else None
 
     async def settle_stored(
-        self, *, key_id: uuid.UUID, options: Options, attempt: int, response: ChatResponse
+        self, *, key_id: uuid.UUID, options: Options, attempt: int, response: ChatResponse | EmbeddingResponse
     ) -> Outcome | None:
         """Charges an attempt whose process died after its answer was stored."""
         assert options.debit_id is not None
@@ -108,7 +109,7 @@ class Recovery:
                 raise StoreUnavailable("the settlement was not acknowledged in time") from error
         return await self.outcome_of(key_id=key_id, debit_id=options.debit_id)
 
-    def _settlement(self, found: LedgerAttempt, response: ChatResponse) -> Settlement:
+    def _settlement(self, found: LedgerAttempt, response: ChatResponse | EmbeddingResponse) -> Settlement:
         facts = found.facts
         cost = self._billing.complete_elsewhere(
             requested=facts["requested_model"],

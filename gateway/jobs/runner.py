@@ -21,17 +21,16 @@ import asyncpg
 import msgspec
 import structlog
 
-from adapters.chat import ChatResponse
 from adapters.errors import MalformedRequest, ProviderError
 from admission.combiner import Lane
 from admission.contract import Rejected
 from admission.lease import Waiting, new_id
-from gateway.answer import Line
-from gateway.call import Call, Caller, Options
+from gateway.answer import EmbeddingLine, Line
+from gateway.call import Call, Caller, Completion, Embedded, Options
 from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
 from gateway.jobs import model
-from gateway.jobs.formats import Formats
+from gateway.jobs.formats import Asked, Formats, Response
 from gateway.jobs.lane import lane
 from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, GiveBack, Held, Status
 from gateway.jobs.settings import JobsSettings
@@ -70,7 +69,7 @@ class Recovery(Protocol):
         ...
 
     async def settle_stored(
-        self, *, key_id: uuid.UUID, options: Options, attempt: int, response: ChatResponse
+        self, *, key_id: uuid.UUID, options: Options, attempt: int, response: Response
     ) -> Outcome | None:
         """
         Settle an attempt whose process died after its answer was stored. It may have been settled already.
@@ -82,6 +81,10 @@ class Recovery(Protocol):
     async def outcome_of(self, *, key_id: uuid.UUID, debit_id: str) -> Outcome | None:
         """What became of the attempts of a debit, as far as is known."""
         ...
+
+
+class JobLine(Line, EmbeddingLine, Protocol):
+    """Both kinds of calls. `gateway.pipeline.Pipeline` is it."""
 
 
 class _Cause(enum.Enum):
@@ -98,6 +101,7 @@ class _Run:
 
     def __init__(self, runner: Runner, job: Claimed) -> None:
         self.job = job
+        self.asked: Asked | None = None
         self.attempt: int | None = None
         self.answer: Answer | None = None
         self.stored = False
@@ -136,8 +140,9 @@ class _Run:
         self.cause = self.cause or _Cause.NOT_ALLOWED
         raise asyncio.CancelledError
 
-    async def completed(self, response: ChatResponse, attempt: int) -> None:
-        text = self._runner.formats[self.job.url].render_response(response).decode("utf-8", "replace")
+    async def completed(self, response: Response, attempt: int) -> None:
+        assert self.asked is not None
+        text = self._runner.formats[self.job.url].render(response, self.asked).decode("utf-8", "replace")
         self.answer = Answer(
             job_id=self.job.job_id, claims=self.job.claims, attempt=attempt, body=text.replace("\0", ""), status=200
         )
@@ -157,7 +162,7 @@ class Runner:
         self,
         *,
         store: JobStore,
-        line: Line,
+        line: JobLine,
         formats: Formats,
         callers: Callers,
         recovery: Recovery,
@@ -358,9 +363,13 @@ class Runner:
         if job.remaining_s <= 0:
             return EXPIRED, None
         try:
-            call = self._call(job)
+            run.asked, call = self._call(job)
             run.in_line = True
-            completion = await self._line.complete(call, run)
+            completion: Completion | Embedded
+            if call.embedding is None:
+                completion = await self._line.complete(call, run)
+            else:
+                completion = await self._line.embed(call, run)
         except GatewayError as error:
             outcome = error.outcome if isinstance(error, AttemptedError) else None
             if run.answer is not None:
@@ -390,24 +399,26 @@ class Runner:
             await run.completed(completion.response, max([a.number for a in completion.outcome.attempts], default=1))
         return SUCCEEDED, completion.outcome
 
-    def _call(self, job: Claimed) -> Call:
+    def _call(self, job: Claimed) -> tuple[Asked, Call]:
         caller = self._callers.caller(job.key_id)
         if caller is None:
             raise PermissionDenied("the API key of the job was revoked")
         try:
-            chat = self.formats[job.url].parse_request(job.body.encode())
+            asked = self.formats[job.url].read(job.body.encode())
         except MalformedRequest as error:
             raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
-        return Call(
+        call = Call(
             request_id=new_id().hex,
             caller=caller,
             model=job.model,
-            chat=chat,
+            chat=asked.chat,
+            embedding=asked.embedding,
             options=job.options,
             deadline=asyncio.get_running_loop().time() + job.remaining_s,
             transport="job",
             attempts_before=job.attempts,
         )
+        return asked, call
 
     def _taken_back(self, run: _Run, known: Outcome | None) -> Decision:
         if run.answer is not None:
@@ -537,9 +548,9 @@ class Runner:
     async def _settle(self, job: Held) -> Outcome | None:
         assert job.result is not None
         try:
-            response = self.formats[job.url].parse_response(200, {}, job.result.encode())
+            response = self.formats[job.url].read_back(job.result.encode())
         except ProviderError:
-            # It was written by `render_response`, but perhaps by another version. The attempt then stays unknown.
+            # It was written by `render`, but perhaps by another version. The attempt then stays unknown.
             log.exception("jobs.answer_unreadable", job_id=str(job.job_id))
             return None
         return await self._recovery.settle_stored(

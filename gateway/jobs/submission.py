@@ -181,7 +181,7 @@ class Judge:
     def _model(self, url: str, body: bytes, role: str | None) -> str:
         """Empty where a role is asked for instead."""
         try:
-            chat = self._formats[url].parse_request(body)
+            chat = self._formats[url].read(body).chat
         except MalformedRequest as error:
             raise InvalidRequest(error.reason, param=f"body.{error.path}" if error.path else "body") from error
         members = chat.native.fields if chat.native is not None else _members.decode(body)

@@ -11,9 +11,11 @@ from decimal import Decimal
 from typing import Any
 
 from adapters.chat import ChatResponse, Choice, StopReason
+from adapters.contract import EmbeddingResponse
 from gateway.answer import SILENT, Item, Observer
-from gateway.call import Call, Caller, Completion, Options, Scope
+from gateway.call import Call, Caller, Completion, Embedded, Options, Scope
 from gateway.errors import AdmissionRefused, AllRoutesFailed, Code, UpstreamRejected
+from gateway.jobs.formats import Response
 from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
 from metering.usage import Usage
 
@@ -26,6 +28,14 @@ def response(text: str = "hello") -> ChatResponse:
         choices=(Choice(index=0, text=text, stop_reason=StopReason.STOP, native_stop_reason="stop"),),
         usage=Usage(input_total=10, output_total=5),
         response_id="chatcmpl-1",
+        served_model="fake-1",
+    )
+
+
+def vectors(count: int) -> EmbeddingResponse:
+    return EmbeddingResponse(
+        vectors=tuple((0.25 * n, 0.5) for n in range(count)),
+        usage=Usage(input_total=10, output_total=0),
         served_model="fake-1",
     )
 
@@ -77,6 +87,15 @@ class FakeLine:
         except asyncio.CancelledError:
             self.cancelled.append(call.options.debit_id or "")
             raise
+
+    async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
+        assert call.embedding is not None
+        attempt = call.attempts_before + 1
+        await observer.dispatching(attempt)
+        self.sent[call.options.debit_id or ""] += 1
+        answer = vectors(len(call.embedding.inputs))
+        await observer.completed(answer, attempt)
+        return Embedded(response=answer, outcome=outcome(call, attempt))
 
     async def _complete(self, call: Call, observer: Observer) -> Completion:
         debit, attempt = call.options.debit_id or "", call.attempts_before + 1
@@ -144,13 +163,13 @@ class FakeRecovery:
 
     def __init__(self) -> None:
         self.dead_owners: set[uuid.UUID] = set()
-        self.settled: list[tuple[str, int, ChatResponse]] = []
+        self.settled: list[tuple[str, int, Response]] = []
         self.outcomes: dict[str, Outcome] = {}
 
     async def dead(self, owners: Sequence[uuid.UUID]) -> Collection[uuid.UUID]:
         return self.dead_owners & set(owners)
 
-    async def settle_stored(self, *, key_id: Any, options: Options, attempt: int, response: ChatResponse) -> Outcome:
+    async def settle_stored(self, *, key_id: Any, options: Options, attempt: int, response: Response) -> Outcome:
         debit = options.debit_id or ""
         self.settled.append((debit, attempt, response))
         cost = Cost(state="charged", usd=PRICE)

@@ -13,6 +13,7 @@ import asyncpg
 
 from adapters.chat import ChatResponse, Delta, Message, Role, Text
 from adapters.client import Upstream
+from adapters.contract import EmbeddingResponse
 from adapters.protocols import PROTOCOLS
 from admission.controller import Controller
 from admission.lease import Waiting, new_id
@@ -59,7 +60,7 @@ class Heard:
 
     async def dispatching(self, attempt: int) -> None: ...
 
-    async def completed(self, response: ChatResponse, attempt: int) -> None:
+    async def completed(self, response: ChatResponse | EmbeddingResponse, attempt: int) -> None:
         self.stored.append(attempt)
 
 

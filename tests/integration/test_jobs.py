@@ -16,6 +16,7 @@ import asyncpg
 import msgspec
 import pytest
 
+from adapters.chat import ChatResponse
 from adapters.protocols import PROTOCOLS
 from admission.lease import new_id
 from gateway.database import open_connection
@@ -24,7 +25,7 @@ from gateway.jobs.formats import formats
 from gateway.jobs.model import SUCCEEDED, TRANSITIONS, End, GiveBack, Status, Wait
 from gateway.jobs.store import Answer, Ending, Filter, Intent
 from gateway.outcome import Outcome
-from tests.fakes.job_line import FakeLine, response
+from tests.fakes.job_line import FakeLine, response, vectors
 from tests.fakes.job_world import World, line, own_database, until, world_on
 
 
@@ -87,6 +88,34 @@ async def test_a_job_is_answered_in_the_format_that_it_was_asked_in(
     assert "hello" in row["result"]
 
 
+@pytest.mark.parametrize(("wanted", "kind"), [("float", list), ("base64", str)])
+async def test_embeddings_may_be_asked_for_by_a_job(world: World, wanted: str, kind: type) -> None:
+    body = {"model": "ok", "input": ["a", "b"], "encoding_format": wanted}
+    job_id = await world.one(url="/v1/embeddings", body=body)
+    async with world.runner():
+        (row,) = await world.ended(job_id)
+    assert row["status"] == "succeeded"
+    answer = json.loads(row["result"])
+    assert answer["object"] == "list"
+    assert [type(item["embedding"]) for item in answer["data"]] == [kind, kind]
+    assert world.line.sent[str(job_id)] == 1
+
+
+async def test_vectors_that_a_dead_process_stored_are_settled(world: World) -> None:
+    job_id = await world.one(url="/v1/embeddings", body={"model": "ok", "input": "a"})
+    dead = new_id()
+    (claimed,) = await world.store.claim(dead, 1)
+    await world.store.intend(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
+    format_of = formats(PROTOCOLS)["/v1/embeddings"]
+    text = format_of.render(vectors(1), format_of.read(claimed.body.encode())).decode()
+    answer = Answer(job_id=job_id, claims=claimed.claims, attempt=1, body=text, status=200)
+    await world.store.store_results(dead, [answer])
+    await world.runner().recover(dead)
+    assert await world.status(job_id) is Status.SUCCEEDED
+    ((_, _, settled),) = world.recovery.settled
+    assert (settled.usage.input_total, settled.usage.output_total) == (10, 0)
+
+
 @pytest.mark.parametrize(("path", "body", "named"), ANSWERED, ids=[path for path, _, _ in ANSWERED])
 async def test_an_answer_that_a_dead_process_stored_is_settled_in_its_own_format(
     world: World, path: str, body: dict[str, Any], named: tuple[str, str]
@@ -95,12 +124,14 @@ async def test_an_answer_that_a_dead_process_stored_is_settled_in_its_own_format
     dead = new_id()
     (claimed,) = await world.store.claim(dead, 1)
     await world.store.intend(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
-    text = formats(PROTOCOLS)[path].render_response(response()).decode()
+    format_of = formats(PROTOCOLS)[path]
+    text = format_of.render(response(), format_of.read(claimed.body.encode())).decode()
     answer = Answer(job_id=job_id, claims=claimed.claims, attempt=1, body=text, status=200)
     await world.store.store_results(dead, [answer])
     await world.runner().recover(dead)
     assert await world.status(job_id) is Status.SUCCEEDED
     ((_, _, settled),) = world.recovery.settled
+    assert isinstance(settled, ChatResponse)
     assert settled.choices[0].text == "hello"
     assert settled.usage.output_total == 5
 
@@ -472,7 +503,9 @@ async def test_a_job_that_may_have_been_sent_is_sent_again_where_its_caller_allo
 async def test_a_job_whose_answer_was_stored_is_settled_and_ended_without_another_dispatch(world: World) -> None:
     job_id, owner, claims = await died(world)
     await world.store.intend(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
-    text = formats(PROTOCOLS)["/v1/chat/completions"].render_response(response()).decode()
+    format_of = formats(PROTOCOLS)["/v1/chat/completions"]
+    body = json.dumps(line()["body"]).encode()
+    text = format_of.render(response(), format_of.read(body)).decode()
     answer = Answer(job_id=job_id, claims=claims, attempt=1, body=text, status=200)
     await world.store.store_results(owner, [answer])
     await asyncio.gather(*(world.runner().recover(owner) for _ in range(3)))
