@@ -161,6 +161,8 @@ def error_headers(error: GatewayError) -> dict[str, str]:
         headers["WWW-Authenticate"] = "Bearer"
     if not asks_again(error):
         headers["x-should-retry"] = "false"
+    if error.dispatched is not None:
+        headers["x-tollbridge-dispatched"] = "true" if error.dispatched else "false"
     if (outcome := outcome_of(error)) is not None:
         headers.update(attribution(outcome))
     return headers
