@@ -58,6 +58,16 @@ SETTINGS: Final = AdmissionSettings(
     connections=2,
 )
 
+#: How often each is said.
+_VERDICTS: Final = {
+    Verdict.ANSWERED: 12.0,
+    Verdict.TRANSIENT: 3.0,
+    Verdict.RATE_LIMITED: 1.0,
+    Verdict.SLOW: 1.0,
+    Verdict.CREDENTIAL_REJECTED: 0.2,
+    Verdict.QUOTA_EXHAUSTED: 0.1,
+    Verdict.NONE: 3.0,
+}
 _RECORDS: Final = {
     "charged": b'{"usd":"0.25","status":"success","input_total":3}',
     "zero": b'{"status":"error"}',
@@ -91,7 +101,7 @@ def demand(rng: random.Random, debit: str, attempt: int, place: int | None) -> D
 
 def settlement(rng: random.Random, lease: Lease) -> Settlement:
     ending = rng.choices(list(Ending), (8, 1, 2))[0]
-    verdict = rng.choices(list(Verdict), (12, 3, 1, 1, 0.3, 3))[0]
+    verdict = rng.choices(list(_VERDICTS), list(_VERDICTS.values()))[0]
     state = {Ending.CONFIRMED: "charged", Ending.NOT_DISPATCHED: "zero", Ending.UNCERTAIN: "unknown"}[ending]
     return Settlement(
         lease=lease,

@@ -313,10 +313,7 @@ def hot() -> dict[str, tuple[int, Call]]:
         "settle, opens the breaker": (
             3,
             settle(
-                *(
-                    ending(made(TICKET, 2000 + n), verdict=Verdict.TRANSIENT, state="zero", record=b"{}")
-                    for n in range(20)
-                ),
+                *(ending(made(TICKET, 2000 + n), verdict=Verdict.TRANSIENT, state="zero") for n in range(20)),
                 judged=True,
             ),
         ),

@@ -95,7 +95,10 @@ class FakeGroups:
             {"key_id": str(key), "debit_id": f"order-{n}", "ticket_id": f"t{n}", "state": "active"}
             for n, key in enumerate(self.keys)
         ]
-        waiting = [{"position": 1, "debit_id": "order-w", "reason": "capacity"}]
+        waiting = [
+            {"position": n + 1, "key_id": str(key), "debit_id": f"order-w{n}", "reason": "capacity"}
+            for n, key in enumerate(self.keys)
+        ]
         return [
             {"group": "https://api.example:443", "spent": Decimal("0E-12"), "slots": slots, "waiting": waiting},
         ]
@@ -460,9 +463,13 @@ async def test_groups_are_told_as_the_store_has_them(world: World):
 
 
 @pytest.mark.parametrize(
-    ("key", "slots", "waits"), [("all", ["order-0", "order-1"], "order-w"), ("usage:read", [None, "order-1"], None)]
+    ("key", "slots", "waits"),
+    [
+        ("all", ["order-0", "order-1"], ["order-w0", "order-w1"]),
+        ("usage:read", [None, "order-1"], [None, "order-w1"]),
+    ],
 )
-async def test_whose_a_slot_is_only_administrators_and_its_own_key_are_told(world: World, key, slots, waits):
+async def test_whose_a_slot_or_a_place_is_only_administrators_and_its_own_key_are_told(world: World, key, slots, waits):
     caller = await world.authenticator.authenticate(world.secrets["usage:read"])
     world.groups.keys = [new_id(), caller.key_id]
     _, body, _ = await world.ask("GET", "/v1/groups", headers=world.key(key))
@@ -472,8 +479,11 @@ async def test_whose_a_slot_is_only_administrators_and_its_own_key_are_told(worl
         # That there is a slot, and how it is, is everybody's to know.
         assert slot["state"] == "active"
         assert (slot["key_id"] is None) == (slot["ticket_id"] is None) == (slot["debit_id"] is None)
-    [waiting] = group["waiting"]
-    assert (waiting["debit_id"], waiting["position"], waiting["reason"]) == (waits, 1, "capacity")
+    assert [waiting["debit_id"] for waiting in group["waiting"]] == waits
+    for position, waiting in enumerate(group["waiting"], start=1):
+        assert (waiting["position"], waiting["reason"]) == (position, "capacity")
+        assert (waiting["key_id"] is None) == (waiting["debit_id"] is None)
+        assert "ticket_id" not in waiting
 
 
 async def test_an_administrator_may_reset_a_group(world: World):

@@ -109,7 +109,8 @@ set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = 
 as $$
     delete from control.ticket t where t.ticket_id = any (array(
         select q.ticket_id from control.ticket q
-         where q.state = 'queued' and q.ticket_id = any (array(
+         -- Said like this no index of those who wait can answer it, but only that of all tickets.
+         where q.state not in ('granted', 'active', 'quarantined') and q.ticket_id = any (array(
             select h.ticket_id
               from control.lanes_v1(p_group) l cross join lateral (
                 select w.ticket_id, w.waits_for_cooldown, w.queue_deadline from control.ticket w
