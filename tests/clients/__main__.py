@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -22,12 +23,23 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = {"openai": "with_openai", "anthropic": "with_anthropic"}
 #: Of one client, for all it does.
 PATIENCE_S = 180
+HOOK_SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
 #: One provider for each protocol, at one simulated server; a second capacity group where a test needs its own.
 CONFIGURATION = """
 [gateway]
 stream_commit_after_s = 0.6
 stream_keepalive_s = 0.2
+
+[jobs]
+batch_poll_s = 0.2
+
+[webhooks]
+allowed_hosts = ["127.0.0.1:{hook}"]
+secret_env = "HOOK_SECRET"
+allow_http = true
+allow_private = true
+poll_s = 0.2
 
 [providers.chat]
 protocol = "chat_completions"
@@ -94,13 +106,22 @@ backoff_s = []
 """
 
 
+def free_port() -> int:
+    """For a client that listens itself."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 async def run(names: list[str], words: list[str]) -> int:
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-clients-")))
         provider = await stack.enter_async_context(simulated_process())
         url = urlsplit(provider.url)
-        toml = CONFIGURATION.format(url=provider.url, group=f"{url.scheme}://{url.hostname}:{url.port}")
-        gateway = await stack.enter_async_context(gateway_process(directory, toml))
+        hook = free_port()
+        toml = CONFIGURATION.format(url=provider.url, group=f"{url.scheme}://{url.hostname}:{url.port}", hook=hook)
+        gateway = await stack.enter_async_context(gateway_process(directory, toml, HOOK_SECRET=HOOK_SECRET))
         failed = 0
         for name in names:
             print(f"{name}:", flush=True)
@@ -116,6 +137,8 @@ async def run(names: list[str], words: list[str]) -> int:
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "CLIENTS_GATEWAY": gateway.rest_url,
                     "CLIENTS_KEY": KEY,
+                    "CLIENTS_HOOK_PORT": str(hook),
+                    "CLIENTS_HOOK_SECRET": HOOK_SECRET,
                     "CLIENTS_PROVIDER": provider.url.removesuffix("/v1"),
                 },
             )

@@ -8,6 +8,7 @@ from functools import partial
 import openai
 from openai import AsyncOpenAI, OpenAI
 
+from tests.clients import openai_batches  # noqa: F401  its scenarios
 from tests.clients.running import KEY, URL, main, occupied, provider, raising, reset, scenario, until
 
 client = OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=30)
