@@ -27,6 +27,8 @@ from typing_extensions import override
 from adapters.chat import ChatResponse, Event, Finished, Native, UsageReport
 from adapters.contract import (
     Batch,
+    CountingProtocol,
+    CountResponse,
     EmbeddingCall,
     EmbeddingProtocol,
     EmbeddingResponse,
@@ -53,7 +55,7 @@ _READ_BUFFER_BYTES = 64 * 1024
 _MAX_NUMBERS = 8_000_000
 
 
-_A = TypeVar("_A", ChatResponse, Finished, EmbeddingResponse)
+_A = TypeVar("_A", ChatResponse, Finished, EmbeddingResponse, CountResponse)
 
 
 class _Dispatch:
@@ -136,6 +138,17 @@ class Upstream:
         if len(answer.vectors) != len(call.request.inputs):
             raise Broken("the answer has not one embedding for each input", code="malformed")
         return answer
+
+    async def count(self, call: UpstreamCall) -> CountResponse:
+        """
+        How many input tokens a request has. As `complete`, and raises `RequestNotExpressible` where the endpoint's
+        protocol has no way to ask.
+        """
+        protocol = self._protocols[call.endpoint.protocol]
+        if not isinstance(protocol, CountingProtocol):
+            raise RequestNotExpressible("", f"{call.endpoint.protocol} does not count tokens")
+        request, parse = protocol.render_count_request(call), protocol.parse_count_response
+        return await self._whole(call, request, lambda *answer: CountResponse(tokens=parse(*answer)))
 
     async def _whole(
         self,

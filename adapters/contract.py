@@ -128,6 +128,14 @@ class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
     remaining: Remaining | None = None
 
 
+class CountResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """How many input tokens a request has, as its provider counts."""
+
+    tokens: int
+    dropped: tuple[str, ...] = ()
+    remaining: Remaining | None = None
+
+
 class AnswerHead(msgspec.Struct, frozen=True, kw_only=True):
     """What a rendered stream says of itself, apart from what the provider said."""
 
@@ -257,6 +265,19 @@ class EmbeddingProtocol(Protocol):
         ...
 
 
+@runtime_checkable
+class CountingProtocol(Protocol):
+    """A format in which a provider can be asked for nothing how many tokens a request has."""
+
+    def render_count_request(self, call: UpstreamCall) -> HttpRequest:
+        """Raises `RequestNotExpressible` before anything is sent."""
+        ...
+
+    def parse_count_response(self, status: int, headers: Mapping[str, str], body: bytes) -> int:
+        """Raises `Rejected` for an error, `Broken` for what is no count."""
+        ...
+
+
 class Adapter(Protocol):
     """How the gateway talks to providers. Every method raises `ProviderError` or `RequestNotExpressible`."""
 
@@ -266,6 +287,10 @@ class Adapter(Protocol):
 
     async def embed(self, call: EmbeddingCall) -> EmbeddingResponse:
         """A vector for each input, or an error. Cancelling it closes the connection."""
+        ...
+
+    async def count(self, call: UpstreamCall) -> CountResponse:
+        """How many input tokens the request has, or an error. Costs nothing. Cancelling it closes the connection."""
         ...
 
     def stream(self, call: UpstreamCall) -> AbstractAsyncContextManager[AsyncIterator[Batch]]:

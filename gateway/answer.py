@@ -15,7 +15,7 @@ import msgspec
 from adapters.chat import ChatResponse, ChoiceEnd, Delta
 from adapters.contract import EmbeddingResponse
 from admission.lease import Waiting
-from gateway.call import Call, Completion, Embedded
+from gateway.call import Call, Completion, Counted, Embedded
 from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 
@@ -96,4 +96,12 @@ class EmbeddingLine(Protocol):
 
     async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
         """Of a call with `embedding`. Raises as `Line` does."""
+        ...
+
+
+class CountingLine(Protocol):
+    """The same line for counts of tokens."""
+
+    async def count(self, call: Call) -> Counted:
+        """Of a call that `counts`. Raises as `Line` does."""
         ...

@@ -44,6 +44,7 @@ from gateway.recovery import Recovery
 from gateway.rest import app as rest
 from gateway.rest import batches as rest_batches
 from gateway.rest import chat as rest_chat
+from gateway.rest import counting as rest_counting
 from gateway.rest import embeddings as rest_embeddings
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
@@ -306,6 +307,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 [
                     *rest_chat.routes(line=once, settings=settings.streams),
                     *rest_embeddings.routes(line=once),
+                    *rest_counting.routes(line=pipeline),
                     *rest_models.routes(catalogue=Catalogue(settings.providers, settings.models, prices)),
                     *operators.routes(readiness=reading, usage=reading, groups=reading),
                     *rest_jobs.routes(

@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from adapters.chat import ChatResponse, Delta, Event, Finished, Native, UsageReport
-from adapters.contract import Batch, EmbeddingCall, EmbeddingResponse, Endpoint, UpstreamCall, relayed
+from adapters.contract import Batch, CountResponse, EmbeddingCall, EmbeddingResponse, Endpoint, UpstreamCall, relayed
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
 from adapters.limits import Remaining
 from admission.lease import Ending, Lease, Settlement, Verdict
@@ -207,6 +207,12 @@ class Attempt:
             raw, self.native_end = raw[:last], raw[last:]
         return [*deltas, cast("Delta", Native(raw))] if deltas or raw else []
 
+    def counted(self, response: CountResponse) -> None:
+        """A count came. How soon says nothing of how soon an answer would."""
+        self.remaining = response.remaining
+        self.dropped += response.dropped
+        self.finished = Finished(ends=())
+
     def answered(self, response: ChatResponse | EmbeddingResponse) -> None:
         """A plain call got its whole answer."""
         self.first_byte_s = time.monotonic() - self.started_at
@@ -356,6 +362,8 @@ class Attempt:
                 return "cancelled" if self.ending() is Ending.UNCERTAIN else "not_dispatched"
 
     def cost(self) -> Cost:
+        if self.call.counts and self.ending() is not Ending.NOT_DISPATCHED:
+            return self._billing.free_of_charge()
         if self.proven:
             return self._billing.complete(self.call, self.route, self.usage, self.reported_cost_usd)
         if self.ending() is Ending.NOT_DISPATCHED:

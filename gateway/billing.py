@@ -47,12 +47,16 @@ class Billing:
 
     def bound(self, call: Call, route: Route) -> tuple[Decimal | None, str | None]:
         """The upper bound of one attempt, and the price version it rests on."""
+        if call.counts:
+            return Decimal(0), None
         price = self._price_of(route)
         bound = cost.upper_bound(price, limits(call.chat, route.provider.max_output_tokens))
         return bound, None if price is None else price.version
 
     def tokens(self, call: Call, route: Route) -> int:
         """About how many tokens an attempt will use, for limits per minute: corrected when it has ended."""
+        if call.counts:
+            return 0
         output = _output(call, route)
         return size_of(call.chat) // _BYTES_PER_TOKEN + output * (call.chat.n or 1)
 
@@ -91,6 +95,10 @@ class Billing:
 
     def not_dispatched(self) -> Cost:
         return _cost(cost.zero(cost.Reason.NOT_DISPATCHED))
+
+    def free_of_charge(self) -> Cost:
+        """Whatever came of it, nobody charges for such a call."""
+        return _cost(cost.zero(cost.Reason.FREE_OF_CHARGE))
 
     def _price_of(self, route: Route) -> KnownPrice | None:
         return self._price(route.asked, route.provider, route.model)

@@ -13,7 +13,7 @@ from decimal import Decimal
 import msgspec
 
 from adapters.chat import ChatRequest, ChatResponse, Message, Role, Text
-from adapters.contract import EmbeddingRequest, EmbeddingResponse
+from adapters.contract import CountResponse, EmbeddingRequest, EmbeddingResponse
 from admission.lease import Class
 from gateway.errors import InvalidRequest
 from gateway.outcome import Outcome
@@ -125,6 +125,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     betas: tuple[str, ...] = ()
     #: What is asked for in place of a chat, which is then the one of `size_of_embedding`.
     embedding: EmbeddingRequest | None = None
+    #: Only the tokens of the chat are asked for. That costs nothing.
+    counts: bool = False
 
     @property
     def policy(self) -> Policy:
@@ -153,6 +155,13 @@ class Embedded(msgspec.Struct, frozen=True, kw_only=True):
     """Vectors with their outcome."""
 
     response: EmbeddingResponse
+    outcome: Outcome
+
+
+class Counted(msgspec.Struct, frozen=True, kw_only=True):
+    """A count of tokens with its outcome."""
+
+    response: CountResponse
     outcome: Outcome
 
 

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
-from adapters.contract import Adapter, EmbeddingResponse
+from adapters.contract import Adapter, CountResponse, EmbeddingResponse
 from adapters.errors import Broken, ProviderError, Rejected, RequestNotExpressible
 from admission.contract import StoreUnavailable
 from admission.controller import Controller
@@ -22,7 +22,7 @@ from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, new_id
 from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.attempt import Attempt, Attempts, Late, Receipt, intent
 from gateway.billing import Billing
-from gateway.call import Call, Completion, Embedded
+from gateway.call import Call, Completion, Counted, Embedded
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
 from gateway.failover import Run
 from gateway.router import Route, Router, RoutingSettings
@@ -37,7 +37,7 @@ _UNSETTLED: Final = Receipt(acknowledged=False)
 
 
 class Pipeline:
-    """Satisfies `gateway.answer.Line` and `gateway.answer.EmbeddingLine`."""
+    """Satisfies `Line`, `EmbeddingLine` and `CountingLine` of `gateway.answer`."""
 
     def __init__(
         self,
@@ -92,6 +92,13 @@ class Pipeline:
             await observer.completed(response, attempt.number)
             receipt = await self._attempts.settle(attempt, run.reports)
             return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
+
+    async def count(self, call: Call) -> Counted:
+        run = Run(call, self._settings)
+        async with run.logged(), AsyncExitStack() as stack:
+            attempt, response = await self._serve(run, SILENT, stack, self._tokens, streamed=False)
+            receipt = await self._attempts.settle(attempt, run.reports)
+            return Counted(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     # ---------------------------------------------------------------- before the commit point
 
@@ -259,6 +266,11 @@ class Pipeline:
     async def _vectors(self, attempt: Attempt) -> EmbeddingResponse:
         response = await self._adapter.embed(attempt.embedding)
         attempt.answered(response)
+        return response
+
+    async def _tokens(self, attempt: Attempt) -> CountResponse:
+        response = await self._told(attempt, lambda: self._adapter.count(attempt.upstream))
+        attempt.counted(response)
         return response
 
     async def _told(self, attempt: Attempt, ask: Callable[[], Awaitable[T]]) -> T:

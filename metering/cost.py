@@ -49,6 +49,8 @@ class Reason(enum.StrEnum):
     NOT_DISPATCHED = "not_dispatched"
     #: Zero: the provider refused or failed it with a complete error response.
     ERROR_RESPONSE = "error_response"
+    #: Zero: nobody charges for such a call, however it ends.
+    FREE_OF_CHARGE = "free_of_charge"
     #: Unknown: it was sent, and how it ended is not proven.
     NO_TERMINAL = "no_terminal"
     #: Unknown: nobody has stated a price.

@@ -75,7 +75,7 @@ class Chat:
             options=options,
             transport="rest",
             relay=asked.stream,
-            betas=_betas(exchange) if api is MESSAGES else (),
+            betas=wanted_betas(exchange) if api is MESSAGES else (),
         )
         if asked.stream:
             return await self._streamed(api, exchange, call, asked)
@@ -230,7 +230,7 @@ def named_model(model: str | None, *, role: str | None) -> str:
     return model or ""
 
 
-def _betas(exchange: Exchange) -> tuple[str, ...]:
+def wanted_betas(exchange: Exchange) -> tuple[str, ...]:
     """
     The betas that the caller asks for. Of all that it may send, this header alone reaches a provider, so each of them
     is a plain word. Raises InvalidRequest.

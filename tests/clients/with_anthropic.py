@@ -113,6 +113,16 @@ def betas_are_taken_and_what_has_none_says_so() -> None:
 
 
 @scenario
+def tokens_are_counted_by_the_provider_for_nothing() -> None:
+    raw = client.messages.with_raw_response.count_tokens(model="claude", messages=QUESTION, tools=[WEATHER])
+    assert raw.parse().input_tokens > 0
+    assert raw.headers["x-tollbridge-cost-usd"] == "0"
+    with raising(anthropic.BadRequestError) as caught:
+        client.messages.count_tokens(model="chat", messages=QUESTION)
+    assert caught.error.body["error"]["code"] == "unsupported_field"
+
+
+@scenario
 def models_are_listed_in_pages_and_found_by_name() -> None:
     page = client.models.list(limit=2)
     assert len(page.data) == 2
