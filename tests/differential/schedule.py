@@ -701,8 +701,15 @@ class Play:
         if rng.random() < 0.05:
             wanted.append(rng.choice(wanted))
         if len({s.lease.ticket_id for s in wanted}) < len(wanted):
-            # Those that come again go in a second statement, and what is left is weighed by who occupies just then.
-            wanted = [replace(s, requests_left=None, tokens_left=None) for s in wanted]
+            # Those that come again go in a second statement, and what is left is weighed by who occupies just then. In
+            # that order: a bucket that is full takes nothing, so what is put into it first counts.
+            first = {s.lease.ticket_id: n for n, s in reversed(list(enumerate(wanted)))}
+            wanted = [
+                replace(s, requests_left=None, tokens_left=None)
+                for _, _, s in sorted(
+                    ((first[s.lease.ticket_id] != n, n, s) for n, s in enumerate(wanted)), key=lambda entry: entry[:2]
+                )
+            ]
         judged = any(s.lease.judged or s.verdict not in (Verdict.ANSWERED, Verdict.NONE) for s in wanted)
         if rng.random() < 0.1:
             judged = not judged

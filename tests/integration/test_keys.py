@@ -232,6 +232,27 @@ async def test_an_expired_key_is_refused_by_the_databases_clock(database_url):
         assert await refused(keys, secret)
 
 
+async def test_a_step_of_the_servers_clock_that_the_store_has_made_up_for_ends_no_key_and_revives_none(database_url):
+    ends = datetime.now(UTC) + timedelta(minutes=30)
+    async with database.open_connection(database_url, name="test-look") as look, keys_of(database_url, FAST) as keys:
+        _, secret = await keys.create("ci", [Scope.CHAT], expires_at=ends)
+        assert not await refused(keys, secret)
+        # The clock was put back by an hour: it was later than it says.
+        await look.execute("update control.store set ahead = interval '1 hour'")
+
+        async def expired() -> bool:
+            return await refused(keys, secret)
+
+        await seconds_until(expired)
+        async with keys_of(database_url, FAST) as other:
+            assert await refused(other, secret)
+        # It was put forward by an hour: it is not as late as it says.
+        await look.execute("update control.store set ahead = interval '-1 hour'")
+        async with keys_of(database_url, FAST) as other:
+            _, early = await other.create("early", [Scope.CHAT], expires_at=ends - timedelta(hours=1))
+            assert not await refused(other, early)
+
+
 async def test_keys_that_could_not_be_checked_for_too_long_are_all_refused(database_url):
     clock = FakeClock()
     settings = KeysSettings(poll_s=3600)

@@ -3,5 +3,5 @@
 select key_id, name, digest, scopes, extract(epoch from expires_at)::float8 as expires_at, models, providers,
        tags::text as tags, limits <> '{}' as limited, previous_digest,
        extract(epoch from previous_until)::float8 as previous_until
-from control.api_key
-where revoked_at is null and (expires_at is null or expires_at > clock_timestamp())
+from control.api_key cross join (select control.now_v1() as now offset 0) clock
+where revoked_at is null and (expires_at is null or expires_at > clock.now)

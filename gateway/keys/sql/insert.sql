@@ -5,4 +5,4 @@ insert into control.api_key
 select $1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9::text::jsonb, $10
 where (select count(*) from control.api_key where revoked_at is null) < $11::bigint
 returning key_id, name, description, scopes, models, providers, tags::text as tags, limits::text as limits, created_at, changed_at,
-          expires_at, revoked_at, case when previous_until > clock_timestamp() then previous_until end as previous_until
+          expires_at, revoked_at, case when previous_until > control.now_v1() then previous_until end as previous_until
