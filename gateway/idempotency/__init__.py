@@ -23,6 +23,7 @@ import msgspec
 import structlog
 
 from adapters.chat import ChatResponse
+from adapters.contract import EmbeddingResponse
 from admission.lease import Waiting
 from gateway.answer import SILENT, EmbeddingLine, Ended, Item, Line, Observer
 from gateway.call import Call, Completion, Embedded
@@ -103,7 +104,7 @@ class _Turn:
         self.sent = True
         await self._observer.dispatching(attempt)
 
-    async def completed(self, response: ChatResponse, attempt: int) -> None:
+    async def completed(self, response: ChatResponse | EmbeddingResponse, attempt: int) -> None:
         await self._observer.completed(response, attempt)
 
     async def keep(self, answer: Kept) -> None:

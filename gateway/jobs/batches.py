@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from datetime import datetime
 
 import asyncpg
@@ -29,6 +29,7 @@ from gateway.jobs.batch_store import BatchStore, BatchView, LineFault, Moved, Ne
 from gateway.jobs.intake import as_gateway_error, matching
 from gateway.jobs.model import Status
 from gateway.jobs.output import batch_line
+from gateway.jobs.rounds import rounds
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Accepted, Session
 from gateway.jobs.submission import Judge, Line, Submission, request_in
@@ -42,8 +43,6 @@ _TURN_LINES = 32
 #: Queued jobs that are cancelled by one statement.
 _CANCELLED_ROWS = 500
 _RETRY_S = 0.1
-#: Seconds before the loop goes on after the store was away.
-_AFTER_FAULT_S = 1.0
 _MOST_PURGED = 20
 #: A count of jobs is not repeated sooner than this, nor sooner than ten times what it took.
 _COUNTED_FOR_S = 1.0
@@ -85,8 +84,8 @@ class Batches:
     @contextlib.asynccontextmanager
     async def opened(self) -> AsyncIterator[Batches]:
         loops = [
-            asyncio.create_task(self._for_ever(self.look_after_all, self._settings.batch_poll_s), name="batches"),
-            asyncio.create_task(self._for_ever(self.purge, self._settings.purge_s), name="batches-purge"),
+            asyncio.create_task(rounds("batches", self._look), name="batches"),
+            asyncio.create_task(rounds("batches-purge", self._purge), name="batches-purge"),
         ]
         try:
             yield self
@@ -167,22 +166,15 @@ class Batches:
 
     # -------------------------------------------------------------- for the batches
 
-    async def _for_ever(self, step: Callable[[], Awaitable[None]], pause_s: float) -> None:
-        while True:
-            self._wake.clear()
-            pause = pause_s
-            try:
-                await step()
-            except StoreUnavailable:
-                pause = max(pause, _AFTER_FAULT_S)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+    async def _look(self) -> float:
+        self._wake.clear()
+        await self.look_after_all()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), self._settings.batch_poll_s)
+        return 0.0
 
-    async def purge(self) -> None:
-        while True:
-            if await self.store.purge(_MOST_PURGED) < _MOST_PURGED:
-                return
-            await asyncio.sleep(0.05)
+    async def _purge(self) -> float:
+        return 0.05 if await self.store.purge(_MOST_PURGED) >= _MOST_PURGED else self._settings.purge_s
 
     async def look_after_all(self) -> None:
         """Each batch that needs something gets its next step, here or in the process that has it."""

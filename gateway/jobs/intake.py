@@ -19,7 +19,7 @@ from gateway.errors import Code, GatewayError, IdempotencyMismatch
 from gateway.jobs.lane import lane
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
-from gateway.jobs.store import INSERT_ROWS, Accepted, JobStore
+from gateway.jobs.store import INSERT_ROWS, SPAN, Accepted, JobStore
 from gateway.jobs.submission import Judge, Line, Submission
 
 #: Submissions of up to this many lines share a statement with others that arrive meanwhile.
@@ -92,7 +92,7 @@ class Intake:
         spool = Spool(batch_lines=INSERT_ROWS, batch_bytes=self._settings.spool_bytes)
         with contextlib.closing(spool):
             async for number, raw in lines:
-                if len(receipt.jobs) + len(receipt.errors) >= self._settings.max_lines:
+                if len(receipt.jobs) + len(receipt.errors) >= self._settings.max_lines or number > SPAN:
                     raise GatewayError(
                         f"a submission may have {self._settings.max_lines} lines", code=Code.PAYLOAD_TOO_LARGE
                     )

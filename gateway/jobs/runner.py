@@ -13,7 +13,7 @@ import contextlib
 import enum
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -33,6 +33,7 @@ from gateway.jobs import model
 from gateway.jobs.formats import Asked, Formats, Response
 from gateway.jobs.lane import lane
 from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, GiveBack, Held, Status
+from gateway.jobs.rounds import rounds
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Answer, Ending, Intent, JobStore
 from gateway.jobs.watch import Watch
@@ -47,8 +48,6 @@ _LONGEST_HOLD_S = 2.0
 _MOST_DOUBLINGS = 10
 #: Rows of one round of recovery or deletion.
 _MOST_ROWS = 200
-#: Seconds before a loop that failed goes on.
-_AFTER_FAULT_S = 1.0
 #: The writes that end a claim are tried as long as the process lives: nobody else may do them while it does.
 _FOR_EVER_S = float("inf")
 
@@ -206,8 +205,8 @@ class Runner:
 
     async def __aenter__(self) -> Self:
         for name, step in (("claim", self._claim), ("cancel", self._hear_cancels), ("upkeep", self._keep_up)):
-            self._loops.append(asyncio.create_task(self._guard(name, step), name=f"jobs-{name}"))
-        self._loops.append(asyncio.create_task(self._guard("purge", self._purge), name="jobs-purge"))
+            self._loops.append(asyncio.create_task(rounds(name, step), name=f"jobs-{name}"))
+        self._loops.append(asyncio.create_task(rounds("purge", self._purge), name="jobs-purge"))
         return self
 
     async def __aexit__(
@@ -272,20 +271,6 @@ class Runner:
     @property
     def running(self) -> int:
         return len(self._running)
-
-    async def _guard(self, name: str, step: Callable[[], Awaitable[float]]) -> None:
-        """A step for ever, each after the pause that the last one asked for. A fault is told and does not end it."""
-        while True:
-            try:
-                pause = await step()
-            except StoreUnavailable:
-                pause = _AFTER_FAULT_S
-            except Exception:
-                # Without its loops the process would look well and run nothing.
-                log.exception("jobs.loop_fault", loop=name)
-                pause = _AFTER_FAULT_S
-            if pause > 0:
-                await asyncio.sleep(pause)
 
     # -------------------------------------------------------------- claiming
 

@@ -35,6 +35,7 @@ from typing_extensions import override
 from gateway.database import Pool, StoreUnavailable, store_errors
 from gateway.errors import InvalidRequest
 from gateway.jobs.destinations import Destinations
+from gateway.jobs.rounds import rounds
 from gateway.jobs.settings import WebhookSettings
 from gateway.jobs.store import JobStore, read_statement
 
@@ -48,7 +49,6 @@ WEBHOOK_AGAIN: Final = read_statement("webhook_again")
 _AT_ONCE = 16
 #: Seconds by which a lease outlives the longest try.
 _LEASE_MARGIN_S = 5.0
-_AFTER_FAULT_S = 1.0
 #: The receiver wants no more of it.
 _GONE = 410
 
@@ -113,38 +113,29 @@ class Webhooks:
             headers={"user-agent": f"tollbridge/{importlib.metadata.version('tollbridge')}"},
             trust_env=False,
         ) as session:
-            loop = asyncio.create_task(self._for_ever(session), name="webhooks")
+            under_way: set[asyncio.Task[None]] = set()
+            loop = asyncio.create_task(rounds("webhooks", lambda: self._send_due(session, under_way)), name="webhooks")
             try:
                 yield self
             finally:
-                loop.cancel()
-                await asyncio.gather(loop, return_exceptions=True)
+                tasks = [loop, *under_way]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _for_ever(self, session: aiohttp.ClientSession) -> None:
+    async def _send_due(self, session: aiohttp.ClientSession, under_way: set[asyncio.Task[None]]) -> float:
         """
         Each message by itself: a receiver that hangs holds up one place of `_AT_ONCE`, and for no longer than the
         time of one try.
         """
-        under_way: set[asyncio.Task[None]] = set()
-        try:
-            while True:
-                pause = self._settings.poll_s
-                try:
-                    for message in await self.claim(_AT_ONCE - len(under_way)):
-                        task = asyncio.create_task(self._deliver(session, message))
-                        under_way.add(task)
-                        task.add_done_callback(under_way.discard)
-                        pause = 0.0
-                except StoreUnavailable:
-                    pause = _AFTER_FAULT_S
-                if len(under_way) >= _AT_ONCE:
-                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-                else:
-                    await asyncio.sleep(pause)
-        finally:
-            for task in under_way:
-                task.cancel()
-            await asyncio.gather(*under_way, return_exceptions=True)
+        if len(under_way) >= _AT_ONCE:
+            await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        claimed = await self.claim(_AT_ONCE - len(under_way))
+        for message in claimed:
+            task = asyncio.create_task(self._deliver(session, message))
+            under_way.add(task)
+            task.add_done_callback(under_way.discard)
+        return 0.0 if claimed else self._settings.poll_s
 
     async def claim(self, most: int) -> list[Message]:
         if most <= 0 or self._settings.secret is None:

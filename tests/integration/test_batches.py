@@ -575,6 +575,29 @@ async def test_a_batch_whose_creation_is_repeated_is_one(world: World) -> None:
     assert await world.pool.fetchval("select count(*) from content.batch") == 1
 
 
+async def test_counts_are_asked_of_the_database_no_more_often_than_once_a_second(
+    client: httpx.AsyncClient, world: World
+) -> None:
+    batch_id = await batch_of(client, *(line(f"c{n}") for n in range(10)))
+    await world.batches.look_after_all()
+    assert (await read(client, batch_id))["request_counts"] == {"total": 10, "completed": 0, "failed": 0}
+    began = asyncio.get_running_loop().time()
+    async with world.runner():
+
+        async def all_ended() -> bool:
+            return await world.count("succeeded") == 10
+
+        await until(all_ended)
+        seen = [(await read(client, batch_id))["request_counts"]["completed"] for _ in range(20)]
+        if asyncio.get_running_loop().time() - began < 0.9:
+            assert seen == [0] * 20
+
+        async def counted() -> bool:
+            return bool((await read(client, batch_id))["request_counts"]["completed"] == 10)
+
+        await until(counted)
+
+
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for part in plan.get("Plans", ()):

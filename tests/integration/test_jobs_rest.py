@@ -114,6 +114,7 @@ async def test_lines_that_are_all_bad_are_refused_with_every_fault_and_nothing_i
         (b"", "application/json", 400, "invalid_json"),
         (b"", "application/x-ndjson", 400, "invalid_request"),
         (b"\n \n", "application/x-ndjson", 400, "invalid_request"),
+        (b"\n" * (1 << 20) + b"{}", "application/x-ndjson", 413, "payload_too_large"),
         (b'{"jobs": []}', "application/json", 400, "invalid_request"),
         (b'{"jobs": {}}', "application/json", 400, "invalid_request"),
         (b'{"jobs": [], "more": 1}', "application/json", 400, "invalid_request"),
