@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.rest import chat, embeddings
+from gateway.rest import chat, counting, embeddings
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.streams import StreamSettings
 from tests.fakes.line import FakeKeys
@@ -91,6 +91,7 @@ async def world(
         routes = [
             *chat.routes(line=line.pipeline, settings=StreamSettings()),
             *embeddings.routes(line=line.pipeline),
+            *counting.routes(line=line.pipeline),
         ]
         server = await stack.enter_async_context(serve(RestSettings(port=0, drain_s=1.0), routes, FakeKeys()))
         client = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{server.port}"))
@@ -278,3 +279,29 @@ async def test_embeddings_fail_over_and_pass_over_who_has_none_and_are_settled(d
         ("q", "charged"),
     ]
     assert (rows[2]["input_total"], rows[2]["output_total"]) == (1000, 0)
+
+
+async def test_a_count_of_tokens_is_the_providers_and_is_settled_as_zero(database_url, tmp_path):
+    async def counts(exchange: Exchange) -> None:
+        if b"/messages/count_tokens" in exchange.head:
+            await exchange.answer(b'{"input_tokens": 2095}')
+        else:
+            exchange.reset()
+
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    async with world(database_url, tmp_path, counts, protocol="anthropic_messages") as there:
+        status, got, headers = await there.ask("/v1/messages/count_tokens", body)
+        [sent] = there.provider.requests
+        free = await there.ask("/v1/messages/count_tokens", body, {"x-tollbridge-max-cost-usd": "0"})
+        await there.line.settled()
+        rows = await there.line.invocations()
+        slots = await there.line.slots()
+        await there.line.audit()
+    assert (status, json.loads(got)) == (200, {"input_tokens": 2095})
+    assert json.loads(sent.body) == {**body, "model": "upstream"}
+    assert headers["x-tollbridge-cost-usd"] == "0"
+    assert free[0] == 200
+    assert [(row["state"], row["cost_reason"], row["status"]) for row in rows] == [
+        ("zero", "free_of_charge", "success")
+    ] * 2
+    assert set(slots) <= {"released", "ended"}
