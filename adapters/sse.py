@@ -60,6 +60,7 @@ class EventDecoder:
         "_more",
         "_name",
         "_name_bytes",
+        "_plain",
         "_skip_lf",
         "_start",
         "_stray",
@@ -86,26 +87,13 @@ class EventDecoder:
         self._skip_lf = False
         #: The first bytes, until it is known whether they are a byte order mark; None when that is over.
         self._start: bytes | None = b""
+        #: Nothing of the two is open, as nearly everywhere.
+        self._plain = False
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
         """The events that these bytes complete. Raises `EventTooLarge`; the stream is then of no more use."""
-        if self._start is not None:
-            data = self._start + data
-            if len(data) < len(_BOM) and _BOM.startswith(data):
-                self._start = data
-                return []
-            self._start = None
-            data = data.removeprefix(_BOM)
-        if not data:
-            return []
-        if self._skip_lf:
-            self._skip_lf = False
-            if data[0] == _LF:
-                data = data[1:]
-        if b"\r" in data:
-            self._skip_lf = data[-1] == _CR
-            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
+        if not self._plain or b"\r" in data:
+            data = self._made_plain(data)
         end = data.rfind(b"\n")
         if end < 0:
             self._keep(data)
@@ -113,12 +101,33 @@ class EventDecoder:
         if self._tail:
             whole = self._tail + data[:end]
             lines = (whole if type(whole) is bytes else bytes(whole)).split(b"\n")
-            self._tail = b""
         else:
             lines = data[:end].split(b"\n")
-        if end + 1 < len(data):
-            self._keep(data[end + 1 :])
+        self._tail = data[end + 1 :]
+        if len(self._tail) > self._limit:
+            raise EventTooLarge(self._limit)
         return self._lines(lines)
+
+    def _made_plain(self, data: bytes) -> bytes:
+        """Without the byte order mark, and with LF for each line end. Bytes that may be half of one wait."""
+        if self._start is not None:
+            data = self._start + data
+            if len(data) < len(_BOM) and _BOM.startswith(data):
+                self._start = data
+                return b""
+            self._start = None
+            data = data.removeprefix(_BOM)
+        if not data:
+            return data
+        if self._skip_lf:
+            self._skip_lf = False
+            if data[0] == _LF:
+                data = data[1:]
+        if b"\r" in data:
+            self._skip_lf = data[-1] == _CR
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        self._plain = not self._skip_lf
+        return data
 
     def close(self) -> list[ServerSentEvent]:
         """The body ended: the event that was left without its blank line, if there is one."""
@@ -149,12 +158,14 @@ class EventDecoder:
             return events
         data, size, event = self._data, self._data_bytes, self._event
         for line in lines:
-            if not line:
+            if line[:6] == b"data: ":
+                value = line[6:]
+            elif not line:
                 if data is not None:
                     if self._more:
                         data = b"\n".join((data, *self._more))
                         self._more.clear()
-                    if len(data) > _FEW_BYTES and data.count(b",") > MAX_VALUES:
+                    if size > _FEW_BYTES and data.count(b",") > MAX_VALUES:
                         raise EventTooLarge(self._limit)
                     if event != self._name_bytes:
                         # Nearly every event of a stream has the name of the one before it.
@@ -163,22 +174,27 @@ class EventDecoder:
                     data = None
                     size = 0
                 event = b""
-            elif line[:5] == b"data:" or line == b"data":
-                value = line[6:] if line[5:6] == b" " else line[5:]
-                size += len(value) + 1
-                if size > self._limit:
-                    raise EventTooLarge(self._limit)
-                if data is None:
-                    data = value
-                else:
-                    self._more.append(value)
+                continue
             elif line[:6] == b"event:":
                 event = line[7:] if line[6:7] == b" " else line[6:]
+                continue
+            elif line[:5] == b"data:" or line == b"data":
+                value = line[5:]
             elif line == b"event":
                 event = b""
+                continue
             elif self._stray is not None and line[0] in _OPENS_JSON:
                 self._keep_stray(lines[lines.index(line) :])
                 break
+            else:
+                continue
+            size += len(value) + 1
+            if size > self._limit:
+                raise EventTooLarge(self._limit)
+            if data is None:
+                data = value
+            else:
+                self._more.append(value)
         self._data, self._data_bytes, self._event = data, size, event
         return events
 

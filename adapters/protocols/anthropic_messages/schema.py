@@ -218,6 +218,17 @@ class EventOut(Wire):
     error: msgspec.Raw = ABSENT
 
 
+class TextPiece(Wire, tag_field="type", tag="text_delta"):
+    text: str
+
+
+class TextEvent(Wire, tag_field="type", tag="content_block_delta"):
+    """What nearly every event is, with just what is read of it: for speed alone."""
+
+    index: int
+    delta: TextPiece
+
+
 class BareEventOut(Wire):
     """The same, when something in it is not as documented."""
 

@@ -38,6 +38,7 @@ from adapters.protocols.anthropic_messages.schema import (
     DeltaOut,
     EventOut,
     StopDetails,
+    TextEvent,
     UsageOut,
 )
 from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
@@ -45,6 +46,7 @@ from metering.usage import NOTHING
 
 _event = msgspec.json.Decoder(EventOut)
 _bare_event = msgspec.json.Decoder(BareEventOut)
+_text_event = msgspec.json.Decoder(TextEvent)
 
 #: Events without which an answer is not what it was; of any other name nothing needs to be known.
 _NEEDED = frozenset(
@@ -91,6 +93,8 @@ class MessageStream:
         self._headers = headers
         self._body = EventsOrJson()
         self._open: dict[int, _Block] = {}
+        #: The block of text that goes on, by its index; -1 where the last event was none of its text.
+        self._saying = -1
         self._calls = 0
         self._thoughts = 0
         self._omitted = answers.Omitted()
@@ -160,6 +164,17 @@ class MessageStream:
 
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for name, data in received:
+            if self._saying >= 0:
+                try:
+                    piece = _text_event.decode(data)
+                except (msgspec.DecodeError, RecursionError):
+                    self._saying = -1
+                else:
+                    if piece.index == self._saying:
+                        self._payloads += 1
+                        if piece.delta.text:
+                            events.append(TextDelta(piece.delta.text))
+                        continue
             try:
                 wire = _event.decode(data)
             except (msgspec.DecodeError, RecursionError) as error:
@@ -177,7 +192,8 @@ class MessageStream:
                     continue
                 block = self._open.get(wire.index)
                 if block is not None and block.is_text and delta.text and delta.type == "text_delta":
-                    # What nearly every event is.
+                    # So is nearly every event that follows.
+                    self._saying = wire.index
                     block.said = True
                     events.append(TextDelta(delta.text))
                     continue

@@ -44,6 +44,8 @@ class WorkersStream:
         self._failure: ProviderError | None = None
         self._finished = False
         self._payloads = 0
+        #: The one choice of the native shape has said something, and goes on.
+        self._speaks = False
 
     @property
     def finished(self) -> bool:
@@ -56,14 +58,12 @@ class WorkersStream:
     def feed(self, data: bytes) -> Batch:
         if self._failure is not None:
             raise self._failure
-        if not data:
-            return ()
         events: list[Event] = []
         try:
             self._take(self._body.feed(data), events)
         except EventTooLarge as error:
             self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events)
+        return self._given(events) if self._finished or self._failure is not None else events
 
     def close(self) -> Batch:
         if self._failure is not None:
@@ -100,9 +100,9 @@ class WorkersStream:
     # -------------------------------------------------------------- events
 
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
-        readers = self._readers
         for event, data in received:
-            if data[:13] == _TEXT_BEGINS and 0 in readers and not event and not self._finished:
+            if self._speaks and data[:13] == _TEXT_BEGINS and not event:
+                # What nearly every event is.
                 try:
                     text = _text_chunk(data).response
                 except msgspec.DecodeError:
@@ -110,7 +110,6 @@ class WorkersStream:
                 else:
                     self._payloads += 1
                     if text:
-                        readers[0].said = True
                         events.append(TextDelta(text))
                     continue
             elif data[:1] == b"{":
@@ -170,6 +169,7 @@ class WorkersStream:
         reader.think(chunk.reasoning_content, events)
         if chunk.response is not ABSENT:
             reader.text(answers.json_text(chunk.response), events)
+            self._speaks = reader.said
         if chunk.tool_calls:
             reader.call(chunk.tool_calls, data, self._id, events)
         self._end_choice(reader, chunk.finish_reason)
@@ -196,6 +196,7 @@ class WorkersStream:
         for reader in self._readers.values():
             reader.end(b"", self._id, events)
         self._finished = True
+        self._speaks = False
         events.append(
             Finished(
                 ends=tuple(
