@@ -6,6 +6,7 @@ import json
 from functools import partial
 
 import openai
+import pydantic
 from openai import AsyncOpenAI, OpenAI
 
 from tests.clients import openai_batches  # noqa: F401  its scenarios
@@ -114,6 +115,33 @@ def a_stream_of_a_tool_call_comes_together() -> None:
             call = stream.get_final_completion().choices[0].message.tool_calls[0]
         assert call.function.name == "weather", model
         json.loads(call.function.arguments)
+
+
+class Place(pydantic.BaseModel):
+    name: str
+    inhabitants: int
+
+
+@scenario
+def structured_output_is_what_was_asked_for() -> None:
+    for model in ("chat", "claude", "responses"):
+        answer = client.chat.completions.parse(model=model, messages=QUESTION, response_format=Place)
+        assert isinstance(answer.choices[0].message.parsed, Place), model
+        told = client.responses.parse(model=model, input="what is Bern?", text_format=Place)
+        assert isinstance(told.output_parsed, Place), model
+
+
+@scenario
+def a_tool_of_responses_is_called_and_its_result_taken_back() -> None:
+    tool = {"type": "function", "strict": False, **WEATHER["function"]}
+    for model in ("responses", "chat", "claude"):
+        asked = [{"role": "user", "content": "what is the weather in Bern?"}]
+        answer = client.responses.create(model=model, input=asked, tools=[tool], tool_choice="required")
+        call = next(item for item in answer.output if item.type == "function_call")
+        assert call.name == "weather", model
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        turns = [*asked, *(item.model_dump(exclude_none=True) for item in answer.output), result]
+        assert client.responses.create(model=model, input=turns, tools=[tool]).status == "completed", model
 
 
 @scenario
