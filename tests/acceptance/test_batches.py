@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import asyncpg
 import httpx
 import psutil
 import pytest
+from aiohttp import web
 
 from tests.fakes.gateway_process import GatewayProcess, batch_line, gateway_process
 
@@ -228,3 +230,65 @@ async def test_every_line_is_answered_once_though_both_gateways_are_killed_in_tu
     assert ledger["dispatches"] <= attempts, shown
     assert ledger["dispatches"] == len(dispatches) <= count, shown
     assert killed == ["one", "two", "one", "two"]
+
+
+async def test_no_word_of_an_end_is_lost_though_its_gateway_is_killed(database_url, simulator_process, tmp_path):
+    count = 120
+    heard: Counter[str] = Counter()
+    ids: dict[str, set[str]] = {}
+    refused = 0
+
+    async def take(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal refused
+        event = json.loads(await request.read())
+        subject = event["data"]["id"]
+        ids.setdefault(subject, set()).add(request.headers["webhook-id"])
+        if len(ids[subject]) + refused < 20 and not heard[subject]:
+            # The first ones must come again.
+            refused += 1
+            return web.Response(status=503)
+        heard[subject] += 1
+        return web.Response(status=204)
+
+    server = web.Server(take)
+    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    await simulator_process.set_faults(latency=0.02)
+    more = f"""
+        [jobs]
+        upkeep_s = 0.5
+        [webhooks]
+        allowed_hosts = ["127.0.0.1:{port}"]
+        secret_env = "HOOK_SECRET"
+        allow_http = true
+        allow_private = true
+        timeout_s = 1.0
+        poll_s = 0.1
+        retry_delay_s = 0.2
+        retry_longest_s = 1.0
+    """
+    environ = {
+        "TOLLBRIDGE_DATABASE_URL": database_url,
+        "HOOK_SECRET": "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=",
+    }
+    url = f"http://127.0.0.1:{port}/hook"
+    lines = [batch_line("sim-fast", number, webhook_url=url) for number in range(count)]
+    async with gateway_process(tmp_path, toml(simulator_process.url, more=more), **environ) as gateway:
+        async with gateway.rest() as client:
+            answer = await client.post("/v1/jobs", json={"jobs": lines})
+            assert answer.status_code == 202, answer.text
+            jobs = {job["id"] for job in answer.json()["jobs"]}
+        for most in (15, 60):
+            async with asyncio.timeout(40):
+                while sum(heard.values()) < most:  # noqa: ASYNC110  another task counts
+                    await asyncio.sleep(0.01)
+            await gateway.kill()
+            await gateway.start()
+        async with asyncio.timeout(60):
+            while heard.keys() != jobs:  # noqa: ASYNC110  another task counts
+                await asyncio.sleep(0.05)
+    listener.close()
+    await server.shutdown(0.1)
+    assert refused > 0
+    # Those that came twice came under one id.
+    assert {len(of_one) for of_one in ids.values()} == {1}
