@@ -308,7 +308,9 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     *rest_chat.routes(line=once, settings=settings.streams),
                     *rest_embeddings.routes(line=once),
                     *rest_counting.routes(line=pipeline),
-                    *rest_models.routes(catalogue=Catalogue(settings.providers, settings.models, prices)),
+                    *rest_models.routes(
+                        catalogue=Catalogue(settings.providers, settings.models, prices), allowed=router.allowed
+                    ),
                     *operators.routes(readiness=reading, usage=reading, groups=reading),
                     *rest_jobs.routes(
                         store=job_store,

@@ -1,19 +1,21 @@
 """
 The models that may be asked for, as the clients of OpenAI and of Anthropic list them.
 
-A name stands here only where some provider is ready to serve it: a client that picks from the list should not pick an
-error. What is not known of a model (its size, its price, what it can do) is null, and never guessed.
+A name stands here only where some provider is ready to serve it and the key may have it: a client that picks from the
+list should not pick an error. What is not known of a model (its size, its price, what it can do) is null, and never
+guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
 
 from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.policy import Policy
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, spoken
 from gateway.rest.endpoint import Access, Endpoint, Exchange, plain
 
@@ -72,20 +74,29 @@ class Catalogue(Protocol):
         ...
 
 
-def routes(*, catalogue: Catalogue) -> list[Endpoint]:
+class Allowed(Protocol):
+    """`gateway.router.Router.allowed` is it."""
+
+    def __call__(self, model: str, policy: Policy, /) -> Collection[tuple[str, str]]:
+        """Where a key of this policy may have a model of the catalogue: providers' ids and their names for it."""
+        ...
+
+
+def routes(*, catalogue: Catalogue, allowed: Allowed) -> list[Endpoint]:
     """The endpoints of this module."""
     apis = (MESSAGES, CHAT_COMPLETIONS)
 
     async def models(exchange: Exchange) -> web.StreamResponse:
         of_anthropic = spoken(apis, exchange.request.headers) is MESSAGES
         query = exchange.query(("limit", "after_id", "before_id") if of_anthropic else ())
-        found = list(_served(catalogue.models()))
+        found = list(_served(catalogue.models(), allowed, exchange.caller.policy))
         return exchange.answer(_page(found, query) if of_anthropic else _openai_list(found))
 
     async def model(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         name = "/".join(exchange.path_args.values())
-        found = next((entry for entry in _served(catalogue.models()) if entry.name == name), None)
+        named = [entry for entry in catalogue.models() if entry.name == name]
+        found = next(_served(named, allowed, exchange.caller.policy), None)
         if found is None:
             raise ModelNotFound(f"no model is called {name[:200]!r}: GET /v1/models lists what there is", param="model")
         of_anthropic = spoken(apis, exchange.request.headers) is MESSAGES
@@ -101,8 +112,13 @@ def routes(*, catalogue: Catalogue) -> list[Endpoint]:
     ]
 
 
-def _served(entries: Sequence[ModelEntry]) -> Iterator[ModelEntry]:
-    return (entry for entry in entries if entry.first is not None)
+def _served(entries: Sequence[ModelEntry], allowed: Allowed, policy: Policy) -> Iterator[ModelEntry]:
+    """Those that somebody is ready to serve to this key, each with the places where it may have it."""
+    for entry in entries:
+        places = allowed(entry.name, policy)
+        mine = ModelEntry(name=entry.name, providers=tuple(p for p in entry.providers if (p.id, p.model) in places))
+        if mine.first is not None:
+            yield mine
 
 
 def _told(entry: ModelEntry) -> dict[str, Any]:

@@ -112,6 +112,12 @@ async def test_what_a_key_may_use_holds_on_every_transport_and_its_tags_are_on_e
     async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
         key = await made(gateway, "web", "chat", "jobs", models=["sim-fast"], providers=["twin"], tags={"team": "core"})
         secret = key["secret"]
+        listed = (await ask(gateway, secret, "/v1/models", method="GET")).json()["data"]
+        assert [(model["id"], [place["id"] for place in model["providers"]]) for model in listed] == [
+            ("sim-fast", ["twin"])
+        ]
+        assert (await ask(gateway, secret, "/v1/models/sim-other", method="GET")).status_code == 404
+        assert len((await ask(gateway, KEY, "/v1/models", method="GET")).json()["data"]) == 2
         assert await called(gateway, secret, tags={"team": "mine", "step": "1"}) is None
         assert await called(gateway, secret, "sim-other") == "FAILED_PRECONDITION"
         answered = await ask(gateway, secret, json=chat(), headers={"x-tollbridge-tags": "team=mine"})

@@ -28,6 +28,7 @@ from gateway.call import Caller, Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import AdmissionRefused, NotFound, Unauthenticated
 from gateway.keys import Keys
+from gateway.policy import Policy
 from gateway.rest import models, operators
 from gateway.rest.app import RestServer, RestSettings, serve
 from gateway.rest.auth import Authenticator
@@ -61,6 +62,11 @@ def place(provider: str, *, ready: bool) -> ModelPlace:
         prices=Prices(input="2.5", output="10", version="v1"),
         capabilities={"tools": None, "audio": False},
     )
+
+
+def allowed(model: str, policy: Policy) -> set[tuple[str, str]]:
+    entry = next(entry for entry in FakeCatalogue().models() if entry.name == model)
+    return {(place.id, place.model) for place in entry.providers if policy.allows(place.id, place.model, model)}
 
 
 class FakeCatalogue:
@@ -175,7 +181,7 @@ class World:
             raise RuntimeError(SECRET_TEXT)
 
         return [
-            *models.routes(catalogue=FakeCatalogue()),
+            *models.routes(catalogue=FakeCatalogue(), allowed=allowed),
             *operators.routes(readiness=self.readiness, usage=self.usage, groups=self.groups),
             Endpoint(method="POST", path="/v1/things", access=Scope.JOBS, handler=take),
             Endpoint(method="POST", path="/v1/lines", access=Scope.CHAT, handler=count),
