@@ -239,7 +239,12 @@ def of_request(protocol: WireProtocol, asked: ChatRequest, part: Callable[[ChatR
 
 
 def _answer(usage: Usage | None = None, cost: str | None = None, **choice: Any) -> ChatResponse:
-    fields = {"index": 0, "text": "Hi", "stop_reason": StopReason.STOP, "native_stop_reason": "stop"} | choice
+    fields: dict[str, Any] = {
+        "index": 0,
+        "text": "Hi",
+        "stop_reason": StopReason.STOP,
+        "native_stop_reason": "stop",
+    } | choice
     return ChatResponse(
         choices=(Choice(**fields),),
         usage=usage if usage is not None else Usage(input_total=100, output_total=50),

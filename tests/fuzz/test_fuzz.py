@@ -26,7 +26,7 @@ from tests.fuzz.proof import PROOF
 from tests.fuzz.targets import Finding, Target, check_answer, check_stream, targets, weigh
 
 _MENDED = sorted((Path(__file__).parent / "mended").glob("*.json"))
-_SECONDS = 1.6
+_SECONDS = 1.4
 _TARGETS = targets()
 
 
