@@ -594,8 +594,19 @@ begin
                    case when e.verdict = 'moved'
                         then (select o.group_id from control.endpoint o where o.endpoint = e.endpoint)
                         else coalesce(t.group_id, p_group) end,
-                   coalesce(e.number, t.number), coalesce(t.generation, g.generation), coalesce(e.ticket_id = g.probe, false),
-                   a_model && array['', e.model] or g.ramp is not null or coalesce(e.ticket_id = g.probe, false),
+                   coalesce(e.number, t.number), coalesce(t.generation, g.generation),
+                   -- A replay's ticket may have moved to another group: that one says so.
+                   case when t.group_id <> p_group
+                        then (select coalesce(o.probe = t.ticket_id, false) from control.capacity_group o
+                               where o.group_id = t.group_id)
+                        else coalesce(e.ticket_id = g.probe, false) end,
+                   case when t.group_id <> p_group
+                        then (select o.ramp is not null or coalesce(o.probe = t.ticket_id, false) or exists (
+                                         select from control.allowance a
+                                          where a.group_id = o.group_id and a.model in ('', t.model))
+                                from control.capacity_group o where o.group_id = t.group_id)
+                        else a_model && array['', e.model] or g.ramp is not null
+                             or coalesce(e.ticket_id = g.probe, false) end,
                    coalesce(t.granted_at, v_now - v_ahead), coalesce(t.day, v_day),
                    case when t.ticket_id is not null then (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint
                         else least(e.execution_ms, e.caller_ms + e.isolation_ms) end,
