@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import openai
 import pydantic
@@ -14,7 +15,7 @@ from tests.clients.running import KEY, URL, main, occupied, provider, raising, r
 
 client = OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=30)
 QUESTION = [{"role": "user", "content": "what is a bridge?"}]
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
