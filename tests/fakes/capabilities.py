@@ -244,9 +244,9 @@ def _answer(usage: Usage | None = None, cost: str | None = None, **choice: Any) 
         "text": "Hi",
         "stop_reason": StopReason.STOP,
         "native_stop_reason": "stop",
-    } | choice
+    }
     return ChatResponse(
-        choices=(Choice(**fields),),
+        choices=(Choice(**(fields | choice)),),
         usage=usage if usage is not None else Usage(input_total=100, output_total=50),
         reported_cost_usd=cost,
         response_id="a1",
