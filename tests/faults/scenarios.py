@@ -21,6 +21,10 @@ from typing import Any, Final, Literal
 
 import asyncpg
 
+from admission.contract import StoreUnavailable
+from admission.lease import new_id
+from admission.store import Store
+from tests.conformance.test_admission_stores import GROUP, Process, configured, uncertain
 from tests.fakes.postgres_proxy import Action, Rule, postgres_proxy
 from tests.faults.audit import Heard, Kind, Violation
 from tests.faults.pooler import SESSIONS
@@ -425,6 +429,50 @@ async def _clock_is_stepped(
         await world.provider.set_faults(**QUICK_ANSWERS)
         world.faults_end()
     await asyncio.gather(*calls)
+
+
+@scenario(CLOCK_FORWARD, clock="database")
+async def the_database_clock_jumps_while_everybody_asks(world: World) -> None:
+    """
+    An hour at once, many times, while two processes ask as fast as they can: a statement may have looked at the clock
+    before and look again after. What is in quarantine then stays there. The gateways hear of each step before the next.
+    """
+    clock = world.clock
+    assert clock is not None
+    limits = configured(concurrency=LIMIT, settings={"statement_s": STATEMENT_S, "lease_s": LEASE_S})
+    async with AsyncExitStack() as stack:
+        processes = [Process(Store(world.url, limits)) for _ in range(2)]
+        for process in processes:
+            stack.push_async_callback(process.store.close)
+            await process.store.configure()
+        for number in range(10 * world.times):
+            await asyncio.sleep(LEASE_S / 3 + 0.3)
+            for process in processes:
+                process.owner = new_id()
+                await process.store.renew(process.owner, process.process, first=True)
+            held = await processes[0].granted()
+            await processes[0].settle(uncertain(held))
+            asking = [asyncio.create_task(_asks_on(process)) for process in processes]
+            await asyncio.sleep(world.chance.uniform(0.01, 0.05))
+            clock.step(3600 * (number + 1))
+            world.struck(CLOCK_FORWARD)
+            await asyncio.sleep(0.15)
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+            if not await world.rows("select from control.ticket where ticket_id = $1", held.ticket_id):
+                said = f"step {number + 1} of the clock has freed a slot that was in quarantine"
+                world.report.violations.append(Violation(Kind.OVER_ADMISSION, said))
+            await world.rows("delete from control.ticket where group_id = $1", GROUP)
+    world.faults_end()
+
+
+async def _asks_on(process: Process) -> None:
+    """Heartbeats and questions, for ever. One that the server ends, whose clock has passed its time, is asked again."""
+    while True:
+        with contextlib.suppress(StoreUnavailable):
+            await process.store.renew(process.owner, process.process, first=False)
+            await process.advance()
 
 
 @scenario(HOLDER_STOPPED, Action.STALL, sample=True)
