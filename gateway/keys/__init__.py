@@ -77,6 +77,8 @@ _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 #: 62**43 > 2**256.
 _SECRET_LENGTH = 43
 _RANDOM_BYTES = 32
+#: Keys that are read at once.
+_PAGE: Final = 200
 _EVERY_SCOPE = frozenset(Scope)
 
 
@@ -420,20 +422,29 @@ class Keys:
             try:
                 async with asyncio.timeout(self._settings.timeout_s):
                     found = await self._store.version()
-                    active = await self._store.active() if found.version != self._version else None
+                    read = await self._read() if found.version != self._version else None
             except TimeoutError as error:
                 raise StoreUnavailable("the database does not answer") from error
-            if active is not None:
-                entries = [_entry(key) for key in active]
-                self._by_digest = {
-                    secret.digest: secret
-                    for entry, key in zip(entries, active, strict=True)
-                    for secret in _secrets(entry, key)
-                }
-                self._usable_ids = {entry.caller.key_id: entry for entry in entries}
+            if read is not None:
+                self._by_digest, self._usable_ids = read
                 self._version = found.version
             self._asked_at = asked_at
             self._database_time = found.database_time
+
+    async def _read(self) -> tuple[dict[bytes, _Entry], dict[uuid.UUID, _Entry]]:
+        """Every active key, by digest and by id, in pages: nobody's tokens wait while all are read."""
+        by_digest: dict[bytes, _Entry] = {}
+        by_id: dict[uuid.UUID, _Entry] = {}
+        after: uuid.UUID | None = None
+        while True:
+            page = await self._store.active(after, _PAGE)
+            for key in page:
+                entry = _entry(key)
+                by_id[key.key_id] = entry
+                by_digest.update((secret.digest, secret) for secret in _secrets(entry, key))
+            if len(page) < _PAGE:
+                return by_digest, by_id
+            after = page[-1].key_id
 
     async def _follow(self) -> None:
         reachable = True

@@ -109,9 +109,10 @@ class KeyStore:
         assert row is not None
         return Version(version=row["version"], database_time=row["database_time"])
 
-    async def active(self) -> list[ActiveKey]:
+    async def active(self, after: uuid.UUID | None, most: int) -> list[ActiveKey]:
+        """In the order of their ids, those after this one."""
         with store_errors():
-            rows = await self._pool.fetch(_ACTIVE)
+            rows = await self._pool.fetch(_ACTIVE, after, most)
         return [
             ActiveKey(
                 key_id=row["key_id"],

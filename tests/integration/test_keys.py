@@ -312,6 +312,22 @@ async def test_a_name_serves_one_active_key_at_a_time(database_url):
             await keys.revoke(uuid.uuid4())
 
 
+async def test_more_keys_than_a_page_are_all_known(database_url):
+    async with keys_of(database_url) as keys:
+        execute(
+            database_url,
+            "insert into control.api_key (key_id, name, digest, scopes)"
+            " select gen_random_uuid(), 'k' || n, sha256(('secret' || n)::bytea), array['chat']"
+            " from generate_series(1, 450) n",
+        )
+        _, secret = await keys.create("ci", [Scope.CHAT])
+        for number in range(1, 451):
+            assert (await keys.authenticate(f"secret{number}")).name == f"k{number}"
+        assert not await refused(keys, secret)
+        await keys.revoke("k7")
+        assert await refused(keys, "secret7")
+
+
 async def test_no_more_keys_are_made_than_a_process_keeps(database_url):
     async with keys_of(database_url, KeysSettings(most=1)) as keys:
         await keys.create("one", [Scope.CHAT])
