@@ -26,7 +26,7 @@ from admission.combiner import Lane
 from admission.contract import Rejected
 from admission.lease import Waiting, new_id
 from gateway.answer import EmbeddingLine, Line
-from gateway.call import Call, Caller, Completion, Embedded, Options
+from gateway.call import Call, Caller, Completion, Embedded, Options, Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
 from gateway.jobs import model
@@ -386,8 +386,8 @@ class Runner:
 
     def _call(self, job: Claimed) -> tuple[Asked, Call]:
         caller = self._callers.caller(job.key_id)
-        if caller is None:
-            raise PermissionDenied("the API key of the job was revoked")
+        if caller is None or Scope.JOBS not in caller.scopes:
+            raise PermissionDenied("the API key of the job was revoked, or may not have jobs any more")
         try:
             asked = self.formats[job.url].read(job.body.encode())
         except MalformedRequest as error:

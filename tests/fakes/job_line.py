@@ -151,11 +151,12 @@ class FakeLine:
 class FakeCallers:
     def __init__(self) -> None:
         self.revoked: set[uuid.UUID] = set()
+        self.scopes = frozenset({Scope.JOBS})
 
     def caller(self, key_id: uuid.UUID) -> Caller | None:
         if key_id in self.revoked:
             return None
-        return Caller(key_id=key_id, name="test", scopes=frozenset({Scope.JOBS}))
+        return Caller(key_id=key_id, name="test", scopes=self.scopes)
 
 
 class FakeRecovery:

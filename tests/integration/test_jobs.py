@@ -19,6 +19,7 @@ import pytest
 from adapters.chat import ChatResponse
 from adapters.protocols import PROTOCOLS
 from admission.lease import new_id
+from gateway.call import Scope
 from gateway.database import open_connection
 from gateway.jobs import store as statements
 from gateway.jobs.formats import formats
@@ -310,6 +311,15 @@ async def test_a_queued_job_expires_though_nobody_has_room_for_it(world: World) 
 async def test_a_job_whose_key_was_revoked_is_not_run(world: World) -> None:
     job_id = await world.one()
     world.callers.revoked.add(world.key_id)
+    async with world.runner():
+        (row,) = await world.ended(job_id)
+    assert (row["status"], row["error_code"]) == ("failed", "permission_denied")
+    assert not world.line.sent
+
+
+async def test_a_job_whose_key_lost_its_scope_is_not_run(world: World) -> None:
+    job_id = await world.one()
+    world.callers.scopes = frozenset({Scope.CHAT})
     async with world.runner():
         (row,) = await world.ended(job_id)
     assert (row["status"], row["error_code"]) == ("failed", "permission_denied")
