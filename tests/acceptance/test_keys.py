@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from gateway.keys import KeysSettings
-from tests.fakes.gateway_process import KEY, GatewayProcess, batch_line, completion, gateway_process
+from tests.fakes.gateway_process import KEY, METADATA, GatewayProcess, batch_line, completion, gateway_process
 from tests.fakes.postgres_proxy import postgres_proxy
 
 STALE_S = KeysSettings().stale_after_s
@@ -343,18 +343,19 @@ async def test_a_call_is_made_once_whatever_transport_and_gateway_it_is_repeated
         named = {"idempotency-key": "k-1"}
         async with one.stub() as stub:
             first = await stub.Complete(
-                completion("sim-fast", idempotency_key="k-1"), metadata=(("authorization", f"Bearer {KEY}"),)
+                completion("sim-fast", idempotency_key="k-1", max_output_tokens=50), metadata=METADATA
             )
         text = first.choices[0].text
         assert text
-        again = await ask(other, KEY, json=chat(), headers=named)
+        again = await ask(other, KEY, json=chat(max_tokens=50), headers=named)
         assert again.status_code == 200
         assert again.json()["choices"][0]["message"]["content"] == text
         assert again.headers["x-tollbridge-cost-usd"]
         assert "kept" in again.headers["x-tollbridge-warnings"]
-        messages = await ask(other, KEY, "/v1/messages", json=chat(), headers=named)
-        assert messages.status_code in (200, 422)
-        for body in (chat(text="another"), chat(stream=True)):
+        messages = await ask(other, KEY, "/v1/messages", json=chat(max_tokens=50), headers=named)
+        assert messages.status_code == 200
+        assert messages.json()["content"][0]["text"] == text
+        for body in (chat(), chat(max_tokens=50, stream=True)):
             mismatch = await ask(other, KEY, json=body, headers=named)
             assert (mismatch.status_code, mismatch.json()["error"]["code"]) == (422, "idempotency_mismatch")
         assert (await simulator.ledger())["dispatches"] == 1
@@ -374,6 +375,16 @@ async def test_a_call_is_made_once_whatever_transport_and_gateway_it_is_repeated
         assert pieces(streams[0]) == pieces(streams[1]) == pieces(streams[2])
         assert "".join(pieces(streams[0]))
         assert (await simulator.ledger())["dispatches"] == 2
+        told = []
+        for gateway in (one, other):
+            async with gateway.stub() as stub:
+                asked = completion("sim-fast", text="over gRPC", idempotency_key="k-3")
+                told.append([chunk async for chunk in stub.Stream(asked, metadata=METADATA)])
+        texts = ["".join(piece.text for c in chunks for piece in c.delta.pieces) for chunks in told]
+        assert texts[0] == texts[1] != ""
+        assert [chunks[-1].WhichOneof("chunk") for chunks in told] == ["finished", "finished"]
+        assert told[0][-1].finished.outcome.cost == told[1][-1].finished.outcome.cost
+        assert (await simulator.ledger())["dispatches"] == 3
 
 
 async def test_a_repetition_beside_the_first_is_told_to_come_back_and_then_gets_its_answer(
