@@ -14,6 +14,8 @@ from gateway import config
 from gateway.tables import ProviderTable
 
 PROFILES = tomllib.loads((Path(adapters.__file__).parent / "providers.toml").read_text())["providers"]
+
+
 @pytest.mark.parametrize("provider", PROFILES)
 def test_a_shipped_profile_says_only_what_is_understood(provider):
     profile = PROFILES[provider]
