@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.resources
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -628,3 +629,33 @@ async def test_an_answer_that_cannot_be_written_goes_out_and_is_written_later(wo
         await world.until("ended")
         assert (await two.once.complete(call())).response == COMPLETION.response
     assert (len(one.line.calls), len(two.line.calls)) == (1, 0)
+
+
+STATEMENTS: dict[str, tuple[Any, ...]] = {
+    "reserve": (MINE.key_id, "k9", b"0" * 32, "r", "d", MINE.key_id, 100.0),
+    "found": (MINE.key_id, "k9"),
+    "take": (MINE.key_id, "k9", "r9", "waiting", "r", "d", MINE.key_id),
+    "send": (MINE.key_id, "k9", "r9"),
+    "leave": (MINE.key_id, "k9", "r9"),
+    "end": (MINE.key_id, "k9", "r9", b"x", 100.0),
+    "release": (MINE.key_id, "k9", "r9"),
+    "purge": (500,),
+}
+
+
+async def test_no_statement_reads_all_that_was_ever_kept(database_url: str) -> None:
+    folder = importlib.resources.files("gateway.idempotency").joinpath("sql")
+    assert {file.name for file in folder.iterdir() if file.is_file()} == {f"{name}.sql" for name in STATEMENTS}
+    async with database.open_connection(database_url, name="test") as connection:
+        await connection.execute(
+            "insert into content.idempotent_call"
+            " (key_id, idempotency_key, digest, request_id, debit_id, owner, state, answer, expires_at)"
+            f" select '{MINE.key_id}', 'k' || n, sha256('x'), 'r' || n, 'd', '{MINE.key_id}', 'ended', 'x',"
+            " clock_timestamp() + make_interval(secs => n) from generate_series(1, 20000) n"
+        )
+        await connection.execute("analyze content.idempotent_call")
+        for name, arguments in STATEMENTS.items():
+            text = folder.joinpath(f"{name}.sql").read_text()
+            plan = "\n".join(row[0] for row in await connection.fetch(f"explain {text}", *arguments))
+            assert "Seq Scan on idempotent_call" not in plan, plan
+            assert "idempotent_call" in plan
