@@ -118,7 +118,8 @@ class _Turn:
         if self.over or not self.sent or outcome is None:
             # Where something was sent, the ledger knows of it.
             return
-        if not outcome.dispatched:
+        if not outcome.dispatched or (outcome.settlement == "settled" and outcome.cost.state == "zero"):
+            # Nothing was sent, or every provider refused it whole: there is nothing that a repetition would do twice.
             self.sent = False
         elif outcome.settlement == "settled":
             assert isinstance(error, AttemptedError)

@@ -7,6 +7,7 @@ import importlib.resources
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from decimal import Decimal
 from typing import Any, cast
 
 import msgspec
@@ -355,6 +356,10 @@ async def test_of_many_at_once_one_is_made_and_the_others_come_back(world: World
     assert len(one.line.calls) + len(two.line.calls) == 1
 
 
+#: What a call costs that every provider refused.
+FREE = Cost(state="zero", usd=Decimal(0), reason="rejected")
+
+
 def raising(error: Exception, *, sent: bool) -> Callable[[Call, Observer], Awaitable[None]]:
     async def before(call: Call, observer: Observer) -> None:
         if sent:
@@ -373,6 +378,15 @@ def raising(error: Exception, *, sent: bool) -> Callable[[Call, Observer], Await
             AllRoutesFailed("refused", outcome=outcome(attempt(status="not_dispatched"), ended="failed")),
             True,
             id="no byte was written",
+        ),
+        pytest.param(
+            AllRoutesFailed(
+                "limited",
+                outcome=outcome(attempt(status="error", code="rate_limit_exceeded"), ended="failed", cost=FREE),
+                retry_after_s=1.0,
+            ),
+            True,
+            id="refused at no cost",
         ),
         pytest.param(PermissionDenied("revoked after an attempt of which nothing is known"), True, id="none granted"),
     ],
