@@ -59,7 +59,7 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     #: An upload of which nothing was heard for so long is given up.
     upload_patience_s: Seconds = 3600.0
     #: Between looks for batches that are to be validated, cancelled or ended.
-    batch_poll_s: Seconds = 1.0
+    batch_poll_s: Seconds = 2.0
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True):
