@@ -19,10 +19,29 @@ from typing import Any, Final, Literal
 import msgspec
 
 from admission import decision
+from admission.clock import SECOND
 from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
-from admission.decision import Answers, Event, Outcome, State
 from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
+from admission.state import (
+    Abandon,
+    Acquire,
+    Answers,
+    Bury,
+    Configure,
+    Decide,
+    Event,
+    Outcome,
+    Overdue,
+    Renew,
+    Rescan,
+    Reset,
+    Settle,
+    State,
+    UnknownGroup,
+    element,
+    initial,
+)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +64,7 @@ class MemoryDatabase:
 
     def __init__(self, settings: AdmissionSettings, now: Callable[[], float] = time.time) -> None:
         """`now`: the server's clock, in UNIX seconds. It may step."""
-        self.state: State = decision.initial(settings)
+        self.state: State = initial(settings)
         #: Asked before each statement, with its name: "acquire", "settle", ...
         self.fault: Callable[[str], Fault] = lambda _: _NO_FAULT
         #: Told of each event that was applied: the state before, the event, the state after, the answers, and when.
@@ -59,7 +78,7 @@ class MemoryDatabase:
 
     def now(self) -> int:
         """The store's time in microseconds: a step back of the clock is made up for."""
-        now = round(self._clock() * decision.SECOND) + self._ahead
+        now = round(self._clock() * SECOND) + self._ahead
         if now < self._last:
             self._ahead += self._last - now
             now = self._last
@@ -72,9 +91,9 @@ class MemoryDatabase:
         before = self.state
         try:
             self.state, answers = decision.decide(before, event, now)
-        except decision.UnknownGroup as error:
+        except UnknownGroup as error:
             raise Rejected("P0002") from error
-        if isinstance(event, decision.Settle):
+        if isinstance(event, Settle):
             for outcome, row in zip(event.elements, answers.settled, strict=True):
                 if row.applied:
                     self.records.setdefault(row.ticket_id, []).append(outcome.settlement.record)
@@ -146,20 +165,20 @@ class MemoryStore:
     # ---------------------------------------------------------------- the contract
 
     async def configure(self) -> list[str]:
-        answers = await self._send("configure", decision.Configure(self._settings.groups, self._settings.revision))
+        answers = await self._send("configure", Configure(self._settings.groups, self._settings.revision))
         return list(answers.groups)
 
     async def acquire(self, group: str, owner: uuid.UUID, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:
-        elements = tuple(decision.element(demand, waited) for demand, waited in demands)
-        return list((await self._send("acquire", decision.Acquire(group, owner, elements))).tickets)
+        elements = tuple(element(demand, waited) for demand, waited in demands)
+        return list((await self._send("acquire", Acquire(group, owner, elements))).tickets)
 
     async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
-        return list((await self._send("rescan", decision.Rescan(owner, tuple(demands)))).tickets)
+        return list((await self._send("rescan", Rescan(owner, tuple(demands)))).tickets)
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
         del shard  # there are no counters
         outcomes = tuple(self._outcome(settlement) for settlement in settlements)
-        return list((await self._send("settle", decision.Settle(outcomes, judged))).settled)
+        return list((await self._send("settle", Settle(outcomes, judged))).settled)
 
     def _outcome(self, settlement: Settlement) -> Outcome:
         """Its times as they are now. A rate limit for longer than anybody should wait leaves the route out."""
@@ -176,25 +195,25 @@ class MemoryStore:
         return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000), told_ms)
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
-        await self._send("decide", decision.Decide(group, ticket, generation))
+        await self._send("decide", Decide(group, ticket, generation))
 
     async def abandon(self, shard: int, tickets: Sequence[uuid.UUID], *, tombstone: bool) -> list[str]:
         del shard
-        return list((await self._send("abandon", decision.Abandon(tuple(tickets), tombstone))).groups)
+        return list((await self._send("abandon", Abandon(tuple(tickets), tombstone))).groups)
 
     async def renew(self, owner: uuid.UUID, process: uuid.UUID, *, first: bool) -> float | None:
         ttl_ms = round(self._settings.lease_s * 1000)
-        answers = await self._send("renew", decision.Renew(owner, process, ttl_ms, first))
+        answers = await self._send("renew", Renew(owner, process, ttl_ms, first))
         return None if answers.lives_ms is None else answers.lives_ms / 1000
 
     async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
-        return list((await self._send("bury", decision.Bury(tuple(owners)))).groups)
+        return list((await self._send("bury", Bury(tuple(owners)))).groups)
 
     async def overdue(self) -> list[str]:
-        return list((await self._send("overdue", decision.Overdue())).groups)
+        return list((await self._send("overdue", Overdue())).groups)
 
     async def reset(self, group: str) -> bool:
-        return (await self._send("reset", decision.Reset(group))).groups != ()
+        return (await self._send("reset", Reset(group))).groups != ()
 
     async def _read(self, name: str) -> tuple[State, int]:
         fault = self.database.fault(name)

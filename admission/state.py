@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from admission.breaker import Breaker, BreakerLimits
+from admission.clock import SECOND, microseconds, milliseconds
 from admission.contract import SettledRow, TicketRow
 from admission.lease import Class, Demand, Settlement
 from admission.settings import AdmissionSettings, GroupSettings
-
-SECOND: Final = 1_000_000
-MILLISECOND: Final = 1_000
 
 TicketState: TypeAlias = Literal["queued", "granted", "active", "quarantined"]
 AttemptState: TypeAlias = Literal["charged", "zero", "unknown"]
 #: Who asks for what is under a floor of the first kind may wait for its end; under the others nobody does.
 FloorKind: TypeAlias = Literal["rate_limit", "long_rate_limit", "credential_rejected", "quota_exhausted"]
+
+
+class UnknownGroup(LookupError):
+    """No configuration has named this group."""
 
 
 # ------------------------------------------------------------------ state
@@ -325,12 +327,3 @@ def _told(level: float, per_minute: int | None, left: int | None, took: int, sec
     if left is None or per_minute is None:
         return level
     return min(level, max(_filled(left, per_minute, seconds) - took, 0.0))
-
-
-def microseconds(seconds: float) -> int:
-    """As the store is told: in whole milliseconds."""
-    return milliseconds(seconds) * MILLISECOND
-
-
-def milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

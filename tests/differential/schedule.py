@@ -22,10 +22,31 @@ from msgspec.structs import replace
 
 from admission import decision
 from admission.breaker import BreakerState, cooldown
+from admission.clock import SECOND
 from admission.contract import Rejected, SettledRow, TicketRow
-from admission.decision import Answers, Element, Event, Outcome, State, UnknownGroup
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
+from admission.state import (
+    Abandon,
+    Acquire,
+    Answers,
+    Bury,
+    Close,
+    Configure,
+    Decide,
+    Element,
+    Event,
+    Outcome,
+    Overdue,
+    Renew,
+    Rescan,
+    Reset,
+    Settle,
+    State,
+    UnknownGroup,
+    element,
+    initial,
+)
 from admission.store import Store
 from gateway import database
 from tests.differential import sides
@@ -41,7 +62,7 @@ CREDENTIALS: Final = ("c1", "c2")
 LEASE_S: Final = 19.7
 LONGEST_RETRY_S: Final = 1000.0
 #: Shortly before midnight, in the zone that is asked for, on the night the clocks change.
-BEGIN: Final = int(datetime(2026, 3, 28, 22, 58, tzinfo=UTC).timestamp()) * decision.SECOND
+BEGIN: Final = int(datetime(2026, 3, 28, 22, 58, tzinfo=UTC).timestamp()) * SECOND
 ZONE: Final = "Europe/Berlin"
 #: How far the store's time is before its server's clock.
 OFFSETS: Final = (0, 7_200_500_000)
@@ -176,7 +197,7 @@ class Both:
         self.now = BEGIN
         self.ahead = ahead
         self.settings = settings
-        self.core = self.sql = decision.initial(settings)
+        self.core = self.sql = initial(settings)
         self._watch = Watch(lambda _: False, AdmissionSettings(groups={}).unconfirmed_grant_s)
         self._watch.seen = self.seen
         async with self._connection.transaction():
@@ -200,7 +221,7 @@ class Both:
 
         Raises `Difference`, `Violation`.
         """
-        self.trail.append(f"{(self.now - BEGIN) / decision.SECOND:.6f} {_told(event)}")
+        self.trail.append(f"{(self.now - BEGIN) / SECOND:.6f} {_told(event)}")
         store = self._stores[process]
         # It keeps the server's clock beside this machine's, of which only one runs.
         store._told_time = None
@@ -218,7 +239,7 @@ class Both:
         answered = await send(store)
         self.trail.append(f"    -> {_told(answered)}")
         self.sql = await sides.look(self._connection, before_sql)
-        if isinstance(event, decision.Acquire):
+        if isinstance(event, Acquire):
             self.core, answers = sides.adopt(self.core, self.sql, answers, len(event.elements))
         if differ := sides.differences(self.core, self.sql, self.now):
             raise Difference(differ)
@@ -345,7 +366,7 @@ class Play:
 
     async def _renewed(self, process: int, *, first: bool) -> float | None:
         owner, self_id = self.owners[process], self.processes[process]
-        event = decision.Renew(owner, self_id, round(LEASE_S * 1000), first)
+        event = Renew(owner, self_id, round(LEASE_S * 1000), first)
         answers, lives_s = await self.both.ask(event, lambda s: s.renew(owner, self_id, first=first), process)
         ours = None if answers.lives_ms is None else answers.lives_ms / 1000
         if ours != lives_s:
@@ -359,13 +380,13 @@ class Play:
             dead.append(_id(rng))
         if rng.random() < 0.3:
             dead.append(self.processes[process])
-        await self._groups_of(decision.Bury(tuple(dead)), lambda s: s.bury(dead))
+        await self._groups_of(Bury(tuple(dead)), lambda s: s.bury(dead))
         self.owners[process] = _id(rng)
         if rng.random() < 0.8:
             await self._renewed(process, first=True)
 
     async def _overdue(self, rng: random.Random) -> None:
-        found = await self._groups_of(decision.Overdue(), lambda s: s.overdue())
+        found = await self._groups_of(Overdue(), lambda s: s.overdue())
         if rng.random() < 0.8:
             for group in found:
                 await self._asked(rng.randrange(PROCESSES), group, [])
@@ -376,7 +397,7 @@ class Play:
             both.seen["to the microsecond"] += 1
             by = rng.choice(moments[:5]) - both.now + rng.choice((-1, 0, 0, 1))
         else:
-            by = round(rng.choice((0.01, 0.37, 0.37, 1.37, 1.37, 3.37, 8.37, 21.37, 61.37)) * decision.SECOND)
+            by = round(rng.choice((0.01, 0.37, 0.37, 1.37, 1.37, 3.37, 8.37, 21.37, 61.37)) * SECOND)
         alive = [owner for owner in self.owners if both.core.owners.get(owner, 0) > both.now]
         await both.tick(max(by, 0))
         granted = [t for t in both.core.tickets.values() if t.state == "granted" and t.owner in self.owners]
@@ -384,7 +405,7 @@ class Play:
             await self._rescanned(rng, self.owners.index(rng.choice(granted).owner))
         elif rng.random() < 0.15:
             await self._settle(rng)
-        if alive and by > LEASE_S * decision.SECOND and rng.random() < 0.5:
+        if alive and by > LEASE_S * SECOND and rng.random() < 0.5:
             await self._renew(rng)
 
     async def _close(self, rng: random.Random) -> None:
@@ -393,7 +414,7 @@ class Play:
         async def send(_: Store) -> None:
             await self.both.closed(milliseconds)
 
-        await self.both.ask(decision.Close(milliseconds), send)
+        await self.both.ask(Close(milliseconds), send)
 
     # ---------------------------------------------------------------- configuration
 
@@ -447,12 +468,12 @@ class Play:
     async def _configured(self, settings: AdmissionSettings) -> None:
         self.both.settings = settings
         self.configured.append((settings, self.limited))
-        found = await self._groups_of(decision.Configure(settings.groups, settings.revision), lambda s: s.configure())
+        found = await self._groups_of(Configure(settings.groups, settings.revision), lambda s: s.configure())
         self.both.seen["other settings are in force"] += bool(found)
 
     async def _reset(self, rng: random.Random) -> None:
         group = rng.choice((*GROUPS, "nowhere"))
-        answers, found = await self.both.ask(decision.Reset(group), lambda s: s.reset(group))
+        answers, found = await self.both.ask(Reset(group), lambda s: s.reset(group))
         if (answers.groups != ()) != found:
             raise Difference([f"reset: core {answers.groups}, sql {found}"])
 
@@ -534,7 +555,7 @@ class Play:
 
     async def _asked(self, process: int, group: str, demands: list[Demand], waited_s: float = 0.0) -> None:
         owner = self.owners[process]
-        elements: tuple[Element, ...] = tuple(decision.element(demand, waited_s) for demand in demands)
+        elements: tuple[Element, ...] = tuple(element(demand, waited_s) for demand in demands)
         for demand in demands:
             if demand.ticket_id not in self.owner_of:
                 self.owner_of[demand.ticket_id] = owner
@@ -542,7 +563,7 @@ class Play:
         sent = [(demand, waited_s) for demand in demands]
         try:
             answers, rows = await self.both.ask(
-                decision.Acquire(group, owner, elements), lambda s: s.acquire(group, owner, sent), process
+                Acquire(group, owner, elements), lambda s: s.acquire(group, owner, sent), process
             )
         except UnknownGroup:
             return
@@ -566,9 +587,7 @@ class Play:
             wanted += [d for d in rng.sample(self.demands, min(2, len(self.demands))) if d not in wanted]
         if not wanted:
             return
-        answers, rows = await self.both.ask(
-            decision.Rescan(owner, tuple(wanted)), lambda s: s.rescan(owner, wanted), process
-        )
+        answers, rows = await self.both.ask(Rescan(owner, tuple(wanted)), lambda s: s.rescan(owner, wanted), process)
         self._answered(answers, rows)
 
     def _answered(self, answers: Answers, rows: list[TicketRow], group: str | None = None) -> None:
@@ -717,7 +736,7 @@ class Play:
         process = rng.randrange(PROCESSES)
         before = self.both.core
         answers, rows = await self.both.ask(
-            decision.Settle(outcomes, judged), lambda s: s.settle(process, wanted, judged=judged), process
+            Settle(outcomes, judged), lambda s: s.settle(process, wanted, judged=judged), process
         )
         if len({s.lease.ticket_id for s in wanted}) < len(wanted):
             # Who waits is looked at in between as well.
@@ -743,7 +762,7 @@ class Play:
         if lease is None:
             return
         group, ticket, generation = lease.group, lease.ticket_id, lease.generation
-        await self.both.ask(decision.Decide(group, ticket, generation), lambda s: s.decide(group, ticket, generation))
+        await self.both.ask(Decide(group, ticket, generation), lambda s: s.decide(group, ticket, generation))
 
     async def _abandon(self, rng: random.Random) -> None:
         live = list(self.both.core.tickets)
@@ -757,9 +776,7 @@ class Play:
             wanted.append(_id(rng))
         wanted = list(dict.fromkeys(wanted))
         tombstone = rng.random() < 0.4
-        await self._groups_of(
-            decision.Abandon(tuple(wanted), tombstone), lambda s: s.abandon(0, wanted, tombstone=tombstone)
-        )
+        await self._groups_of(Abandon(tuple(wanted), tombstone), lambda s: s.abandon(0, wanted, tombstone=tombstone))
 
     async def _groups_of(self, event: Event, send: Callable[[Store], Awaitable[list[str]]]) -> list[str]:
         answers, groups = await self.both.ask(event, send)
@@ -829,7 +846,7 @@ def _moments(state: State, now: int) -> list[int]:
     for ticket in state.tickets.values():
         if ticket.state == "queued":
             found.add(ticket.queue_deadline)
-            found.add(ticket.queue_deadline + 2 * decision.SECOND)
+            found.add(ticket.queue_deadline + 2 * SECOND)
             group = state.groups[ticket.group]
             # A breaker that opens then stays open until that deadline.
             found.add(ticket.queue_deadline - cooldown(group.limits, group.breaker.openings))

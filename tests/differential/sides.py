@@ -17,11 +17,12 @@ import asyncpg
 import msgspec
 from msgspec.structs import asdict, replace
 
-from admission import decision
 from admission.breaker import Breaker
+from admission.clock import SECOND, day_of
 from admission.contract import SettledRow, TicketRow
-from admission.decision import Allowance, Answers, Attempt, Floor, FloorKind, Group, State, Ticket
+from admission.core.groups import limits_of
 from admission.settings import GroupSettings
+from admission.state import Allowance, Answers, Attempt, AttemptState, Floor, FloorKind, Group, State, Ticket
 
 CLOCK: Final = """
 create schema virtual;
@@ -150,7 +151,7 @@ class _Floor(msgspec.Struct):
 
 class _Attempt(msgspec.Struct):
     ticket_id: uuid.UUID
-    state: decision.AttemptState
+    state: AttemptState
     key_id: uuid.UUID | None
     debit_id: str | None
     attempt: int | None
@@ -196,15 +197,15 @@ async def look(connection: asyncpg.Connection, before: State) -> State:
             concurrency=g.concurrency,
             queue=g.queue,
             failure_threshold=g.failure_threshold,
-            failure_window_s=g.failure_window / decision.SECOND,
-            first_cooldown_s=g.first_cooldown / decision.SECOND,
-            longest_cooldown_s=g.longest_cooldown / decision.SECOND,
+            failure_window_s=g.failure_window / SECOND,
+            first_cooldown_s=g.first_cooldown / SECOND,
+            longest_cooldown_s=g.longest_cooldown / SECOND,
             quarantine_headroom=g.headroom,
         )
         groups[g.group] = Group(
             settings=settings,
             version=0,
-            limits=decision.limits_of(settings),
+            limits=limits_of(settings),
             breaker=g.breaker,
             next_number=g.next_number,
             batch_credit=g.batch_credit,
@@ -368,8 +369,8 @@ def _facts(rows: Any, ahead: int, zone: str) -> dict[Any, Any]:
         for field in _TOLD.get(row.answer, ("wait_ms",)):
             value = getattr(row, field)
             if field == "granted_at":
-                value = decision.SECOND * int(value.timestamp()) + value.microsecond
-                if row.day != decision.day_of(value, zone):
+                value = SECOND * int(value.timestamp()) + value.microsecond
+                if row.day != day_of(value, zone):
                     raise Difference([f"{key} was granted at {row.granted_at}, on {row.day}?"])
                 value += ahead
             if field.endswith("_ms") and value is not None:

@@ -23,7 +23,14 @@ GROUPS: Final = f"{FUNCTIONS}/60_groups.sql"
 BREAKER: Final = "admission/breaker.py"
 COMBINER: Final = "admission/combiner.py"
 CONTROLLER: Final = "admission/controller.py"
-DECISION: Final = "admission/decision.py"
+CORE: Final = "admission/core"
+CORE_DEMANDS: Final = f"{CORE}/demands.py"
+CORE_GRANTS: Final = f"{CORE}/grants.py"
+CORE_GROUPS: Final = f"{CORE}/groups.py"
+CORE_JUDGE: Final = f"{CORE}/judge.py"
+CORE_OCCUPANCY: Final = f"{CORE}/occupancy.py"
+CORE_RECONCILE: Final = f"{CORE}/reconcile.py"
+CORE_WORK: Final = f"{CORE}/work.py"
 STORE: Final = "admission/store.py"
 ATTEMPT: Final = "gateway/attempt.py"
 FAILOVER: Final = "gateway/failover.py"
@@ -142,7 +149,7 @@ _ADMISSION: Final = [
     _m(
         1,
         "core: quarantined slots do not count",
-        DECISION,
+        CORE_OCCUPANCY,
         "return max(0, min(limit - self.active, limit + headroom - self.active - self.quarantined))",
         "return max(0, limit - self.active)",
         _core("quarantined_slots_count_against_the_limit"),
@@ -208,7 +215,7 @@ _ADMISSION: Final = [
     _m(
         3,
         "core: a retry may have a place that was never given",
-        DECISION,
+        CORE_DEMANDS,
         "if demand.place is not None and demand.place < next_number:",
         "if demand.place is not None:",
         _core("who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival"),
@@ -364,7 +371,7 @@ _ADMISSION: Final = [
     _m(
         7,
         "core: an end is corrected again and again",
-        DECISION,
+        CORE_WORK,
         'if was is None or was.state != "unknown" or state == "unknown":',
         'if was is None or state == "unknown":',
         _core("unknown_is_corrected_once"),
@@ -640,7 +647,7 @@ _BREAKER: Final = [
     _m(
         13,
         "core: a floor stays behind in a group that nothing belongs to",
-        DECISION,
+        CORE_GROUPS,
         "if deserted:",
         "if False:",
         _stores("a_floor_that_was_reset_with_a_merged_group_is_not_there_again_after_a_split", on="memory"),
@@ -665,7 +672,7 @@ _BREAKER: Final = [
     _m(
         13,
         "core: results of old generations count",
-        DECISION,
+        CORE_JUDGE,
         "if not settlement.lease.generation == ticket.generation == breaker.generation:",
         "if False:",
         _core("failures_of_an_older_generation_count_for_no_later_one"),
@@ -1018,7 +1025,7 @@ _TIME: Final = [
     _m(
         30,
         "core: a closed store grants",
-        DECISION,
+        CORE_GRANTS,
         "if w.closed_until > w.now or not (occupancy.queued or new)",
         "if not (occupancy.queued or new)",
         _core("a_closed_store_grants_nothing_and_says_when_it_opens"),
@@ -1408,9 +1415,9 @@ _TIME: Final = [
     _m(
         36,
         "core: a waiter is ended before its owner can",
-        DECISION,
-        "_OVERDUE: Final = 2 * SECOND",
-        "_OVERDUE: Final = 0",
+        CORE_RECONCILE,
+        "OVERDUE: Final = 2 * SECOND",
+        "OVERDUE: Final = 0",
         _core("a_waiter_is_left_to_its_owner_for_two_seconds_after_its_deadline"),
     ),
 ]

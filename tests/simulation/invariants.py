@@ -9,10 +9,10 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 
-from admission import decision
 from admission.breaker import BreakerState
-from admission.decision import Abandon, Acquire, Answers, Attempt, Event, Rescan, Settle, State, Ticket
+from admission.clock import SECOND
 from admission.lease import Ending
+from admission.state import Abandon, Acquire, Answers, Attempt, Event, Group, Rescan, Settle, State, Ticket
 
 
 class Violation(AssertionError):
@@ -35,7 +35,7 @@ class Watch:
     def __init__(self, runs: Callable[[uuid.UUID], bool], unconfirmed_grant_s: float) -> None:
         """`runs`: whether the provider still works on a ticket, for all it knows."""
         self._runs = runs
-        self._unconfirmed = round(unconfirmed_grant_s * decision.SECOND)
+        self._unconfirmed = round(unconfirmed_grant_s * SECOND)
         self.seen: Counter[str] = Counter()
         self.steps = 0
         self.settlements: Counter[uuid.UUID] = Counter()
@@ -159,7 +159,7 @@ class Watch:
                 self._bound(before, event, group, queued)
                 self._reconciled(after, group_id, now)
 
-    def _occupancy(self, after: State, group: decision.Group, group_id: str, given: list[Ticket]) -> None:
+    def _occupancy(self, after: State, group: Group, group_id: str, given: list[Ticket]) -> None:
         slots = [t for t in after.tickets.values() if t.group == group_id and t.state != "queued"]
         limit = group.settings.concurrency
         active = sum(t.state != "quarantined" for t in slots)
@@ -191,7 +191,7 @@ class Watch:
                 ):
                     raise Violation(f"ticket {ticket.number} was granted before {other.number}")
 
-    def _gates(self, after: State, group: decision.Group, given: list[Ticket], now: int) -> None:
+    def _gates(self, after: State, group: Group, given: list[Ticket], now: int) -> None:
         if after.closed_until > now:
             raise Violation("a grant while the store is closed")
         if group.breaker.state is BreakerState.OPEN:
@@ -202,7 +202,7 @@ class Watch:
             if _floored(after, ticket, now):
                 raise Violation("a grant while a floor is in force")
 
-    def _bound(self, before: State, event: Acquire, group: decision.Group, queued: list[Ticket]) -> None:
+    def _bound(self, before: State, event: Acquire, group: Group, queued: list[Ticket]) -> None:
         new = [ticket for ticket in queued if ticket.ticket_id not in before.tickets]
         if new:
             placed = any(e.demand.place is not None for e in event.elements)
@@ -216,7 +216,7 @@ class Watch:
             if ticket.group != group_id:
                 continue
             overdue = {
-                "queued": ticket.queue_deadline + 2 * decision.SECOND < now,
+                "queued": ticket.queue_deadline + 2 * SECOND < now,
                 "granted": (ticket.granted_at or 0) + self._unconfirmed <= now,
                 # One that waited past its caller's deadline has no time left when it is granted.
                 "active": (ticket.hard_deadline or 0) <= now and ticket.granted_at != now,

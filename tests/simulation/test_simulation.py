@@ -9,8 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from admission import decision
+from admission import memory
 from admission.controller import Controller
+from admission.core import acquire, confirm, grants, reconcile
+from admission.core.occupancy import Occupancy
+from admission.core.work import Work
+from admission.state import Acquire, AttemptState, Ticket, initial
 from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
 
@@ -37,52 +41,52 @@ def test_a_seed_gives_the_same_schedule_every_time():
 
 
 def _no_room_for_quarantine(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decision._Occupancy, "room", property(lambda o: max(0, o.group.limits.concurrency - o.active)))
+    patch.setattr(Occupancy, "room", property(lambda o: max(0, o.group.limits.concurrency - o.active)))
 
 
 def _grants_whatever_the_breaker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decision._Occupancy, "grants", property(lambda o: o.room))
+    patch.setattr(Occupancy, "grants", property(lambda o: o.room))
 
 
 def _dead_owners_are_granted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decision._Work, "fresh", lambda *_: True)
+    patch.setattr(Work, "fresh", lambda *_: True)
 
 
 def _last_come_first_served(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decision, "_place", lambda ticket: (-ticket.number, 0))
+    patch.setattr(grants, "_place", lambda ticket: (-ticket.number, 0))
 
 
 def _a_lost_attempt_is_not_settled(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decision._Work, "lose", lambda *_: None)
+    patch.setattr(Work, "lose", lambda *_: None)
 
 
 def _an_unknown_end_is_corrected_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    def correct(work: decision._Work, ticket_id: uuid.UUID, state: decision.AttemptState) -> bool:
+    def correct(work: Work, ticket_id: uuid.UUID, state: AttemptState) -> bool:
         was = work.attempts.view.get(ticket_id)
         if was is not None:
             work.attempts.put(ticket_id, msgspec.structs.replace(was, state=state))
         return was is not None
 
-    patch.setattr(decision._Work, "correct", correct)
+    patch.setattr(Work, "correct", correct)
 
 
 def _quarantine_ends_with_the_hard_deadline(patch: pytest.MonkeyPatch) -> None:
-    free = decision._Work._reconcile_quarantined
+    free = reconcile._reconcile_quarantined
 
-    def early(work: decision._Work, ticket: decision.Ticket) -> None:
+    def early(work: Work, ticket: Ticket) -> None:
         free(work, msgspec.structs.replace(ticket, quarantined_until=ticket.hard_deadline))
 
-    patch.setattr(decision._Work, "_reconcile_quarantined", early)
+    patch.setattr(reconcile, "_reconcile_quarantined", early)
 
 
 def _floors_are_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decision._Work, "floors_of", lambda *_: [])
+    patch.setattr(Work, "floors_of", lambda *_: [])
 
 
 def _the_queue_has_no_bound(patch: pytest.MonkeyPatch) -> None:
-    enqueue = decision._enqueue
+    enqueue = acquire._enqueue
 
-    def unbounded(work: decision._Work, event: decision.Acquire, *rest: Any) -> None:
+    def unbounded(work: Work, event: Acquire, *rest: Any) -> None:
         group = work.groups.view[event.group]
         wide = msgspec.structs.replace(group.settings, queue=1000)
         work.groups.put(event.group, msgspec.structs.replace(group, settings=wide))
@@ -90,25 +94,24 @@ def _the_queue_has_no_bound(patch: pytest.MonkeyPatch) -> None:
         after = work.groups.view[event.group]
         work.groups.put(event.group, msgspec.structs.replace(after, settings=group.settings))
 
-    patch.setattr(decision, "_enqueue", unbounded)
+    patch.setattr(acquire, "_enqueue", unbounded)
 
 
 def _a_closed_store_grants(patch: pytest.MonkeyPatch) -> None:
-    choose = decision._choose
+    choose = grants.choose
 
-    def open_again(work: decision._Work, *rest: Any) -> Any:
+    def open_again(work: Work, *rest: Any) -> Any:
         until, work.closed_until = work.closed_until, 0
         try:
             return choose(work, *rest)
         finally:
             work.closed_until = until
 
-    patch.setattr(decision, "_choose", open_again)
+    patch.setattr(acquire, "choose", open_again)
 
 
 def _an_unconfirmed_grant_lasts_for_ever(patch: pytest.MonkeyPatch) -> None:
-    initial = decision.initial
-    patch.setattr(decision, "initial", lambda s: msgspec.structs.replace(initial(s), unconfirmed_grant=10**12))
+    patch.setattr(memory, "initial", lambda s: msgspec.structs.replace(initial(s), unconfirmed_grant=10**12))
 
 
 def _a_lease_is_used_however_old(patch: pytest.MonkeyPatch) -> None:
@@ -116,11 +119,11 @@ def _a_lease_is_used_however_old(patch: pytest.MonkeyPatch) -> None:
 
 
 def _a_grant_is_confirmed_whatever_came_since(patch: pytest.MonkeyPatch) -> None:
-    def confirmed(work: decision._Work, ticket: decision.Ticket) -> decision.Ticket:
+    def confirmed(work: Work, ticket: Ticket) -> Ticket:
         deadline = work.now + ticket.execution_limit
         return msgspec.structs.replace(ticket, state="active", grant_expires_at=None, hard_deadline=deadline)
 
-    patch.setattr(decision, "_confirmed", confirmed)
+    patch.setattr(confirm, "_confirmed", confirmed)
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,10 @@ import msgspec
 from admission import combiner, controller
 from admission.contract import StoreUnavailable
 from admission.controller import Controller, not_dispatched
-from admission.decision import Answers, Close, Configure, Event, State
 from admission.lease import Class, Demand, Ending, Fence, Lease, Refusal, Settlement, Verdict
 from admission.memory import Fault, MemoryDatabase, MemoryStore
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
+from admission.state import Answers, Close, Configure, Event, State
 from tests.simulation.invariants import Violation, Watch
 from tests.simulation.virtual import PROCESS, VirtualLoop
 

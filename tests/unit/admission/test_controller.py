@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from admission.controller import Controller
-from admission.decision import Configure
 from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict, new_id
 from admission.memory import Fault, MemoryDatabase, MemoryStore
 from admission.settings import AdmissionSettings, GroupSettings
+from admission.state import Configure
 
 GROUP = "g"
 

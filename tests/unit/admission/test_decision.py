@@ -11,10 +11,32 @@ import pytest
 
 from admission import decision
 from admission.breaker import Breaker, BreakerState
+from admission.clock import SECOND
 from admission.contract import SettledRow, TicketRow
-from admission.decision import SECOND, Event, State, Ticket
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
+from admission.state import (
+    Abandon,
+    Acquire,
+    Answers,
+    Bury,
+    Close,
+    Configure,
+    Decide,
+    Event,
+    Group,
+    Outcome,
+    Overdue,
+    Renew,
+    Rescan,
+    Reset,
+    Settle,
+    State,
+    Ticket,
+    UnknownGroup,
+    element,
+    initial,
+)
 
 GROUP = "g"
 KEY = uuid.UUID(int=1)
@@ -30,21 +52,21 @@ class World:
         limits.setdefault("queue", 4)
         limits.setdefault("failure_threshold", 2)
         self.groups = {GROUP: GroupSettings(**limits)}
-        self.state: State = decision.initial(AdmissionSettings(groups=self.groups, zone=zone))
+        self.state: State = initial(AdmissionSettings(groups=self.groups, zone=zone))
         self.now = START
         self._ids = 0
         self.owners = {name: uuid.UUID(int=100 + n) for n, name in enumerate("abc")}
-        self.do(decision.Configure(self.groups))
+        self.do(Configure(self.groups))
         for name in "abc":
             self.renew(name, first=True)
 
-    def do(self, event: Event) -> decision.Answers:
+    def do(self, event: Event) -> Answers:
         self.state, answers = decision.decide(self.state, event, self.now)
         return answers
 
     def renew(self, *names: str, first: bool = False) -> None:
         for name in names:
-            self.do(decision.Renew(self.owners[name], uuid.UUID(int=200), 60_000, first))
+            self.do(Renew(self.owners[name], uuid.UUID(int=200), 60_000, first))
 
     def wait(self, seconds: float, *, alive: str = "abc") -> None:
         """Time passes, and these processes live on."""
@@ -73,8 +95,8 @@ class World:
         )
 
     def acquire(self, *demands: Demand, by: str = "a") -> dict[uuid.UUID | None, TicketRow]:
-        elements = tuple(decision.element(demand) for demand in demands)
-        return {row.ticket_id: row for row in self.do(decision.Acquire(GROUP, self.owners[by], elements)).tickets}
+        elements = tuple(element(demand) for demand in demands)
+        return {row.ticket_id: row for row in self.do(Acquire(GROUP, self.owners[by], elements)).tickets}
 
     def ask(self, by: str = "a", **changes: Any) -> TicketRow:
         demand = self.demand(**changes)
@@ -93,7 +115,7 @@ class World:
         return row.ticket_id
 
     def rescan(self, demand: Demand, by: str = "a") -> TicketRow:
-        [row] = self.do(decision.Rescan(self.owners[by], (demand,))).tickets
+        [row] = self.do(Rescan(self.owners[by], (demand,))).tickets
         return row
 
     def settle(
@@ -115,8 +137,8 @@ class World:
             queued_s=0,
         )
         settlement = Settlement(lease=lease, ending=ending, record=b"{}", **facts)
-        outcome = decision.Outcome(settlement, None if retry_after_s is None else round(retry_after_s * 1000))
-        [row] = self.do(decision.Settle((outcome,), judged)).settled
+        outcome = Outcome(settlement, None if retry_after_s is None else round(retry_after_s * 1000))
+        [row] = self.do(Settle((outcome,), judged)).settled
         return row
 
     def fail(self, ticket: uuid.UUID, **facts: Any) -> SettledRow:
@@ -129,13 +151,13 @@ class World:
         assert self.breaker.state is BreakerState.OPEN
 
     def abandon(self, *tickets: uuid.UUID, tombstone: bool = False) -> tuple[str, ...]:
-        return self.do(decision.Abandon(tickets, tombstone)).groups
+        return self.do(Abandon(tickets, tombstone)).groups
 
     def advance(self, by: str = "a") -> dict[uuid.UUID | None, TicketRow]:
         return self.acquire(by=by)
 
     @property
-    def group(self) -> decision.Group:
+    def group(self) -> Group:
         return self.state.groups[GROUP]
 
     @property
@@ -234,7 +256,7 @@ def test_lowering_the_limit_revokes_nothing_and_grants_nothing():
     world = World(concurrency=3)
     for _ in range(3):
         world.granted()
-    world.do(decision.Configure({GROUP: GroupSettings(concurrency=1, queue=4)}, revision=2))
+    world.do(Configure({GROUP: GroupSettings(concurrency=1, queue=4)}, revision=2))
     world.settle(next(iter(world.state.tickets)))
     assert world.ask().answer == "queued"
     assert world.states() == ["active", "active", "queued"]
@@ -414,7 +436,7 @@ def test_another_process_that_replays_a_ticket_just_granted_to_its_owner_is_answ
     waiting = world.demand()
     world.acquire(waiting, by="b")
     world.settle(holder)
-    event = decision.Acquire(GROUP, world.owners["a"], (decision.element(waiting),))
+    event = Acquire(GROUP, world.owners["a"], (element(waiting),))
     assert [row.answer for row in world.do(event).tickets] == ["notify", "duplicate_debit"]
 
 
@@ -435,7 +457,7 @@ def test_a_tombstone_keeps_a_late_acquire_from_reviving_its_ticket():
 
 def test_an_endpoint_of_another_group_is_moved():
     world = World()
-    world.do(decision.Configure({"other": GroupSettings(endpoints=("e",))}))
+    world.do(Configure({"other": GroupSettings(endpoints=("e",))}))
     row = world.ask(endpoint="e")
     assert (row.answer, row.group_id) == ("moved", "other")
 
@@ -492,8 +514,8 @@ def test_a_passed_deadline_is_refused():
 
 def test_an_unknown_group_is_an_error():
     world = World()
-    with pytest.raises(decision.UnknownGroup):
-        world.do(decision.Acquire("nobody", world.owners["a"]))
+    with pytest.raises(UnknownGroup):
+        world.do(Acquire("nobody", world.owners["a"]))
 
 
 def fence(number: int) -> Fence:
@@ -550,7 +572,7 @@ def test_an_unconfirmed_grant_returns_to_its_place():
     number = world.ticket(demand.ticket_id).number
     world.wait(2)
     assert world.rescan(demand, by="b").answer == "queued"
-    world.do(decision.Close(1000))
+    world.do(Close(1000))
     world.advance("a")
     ticket = world.ticket(demand.ticket_id)
     assert (ticket.state, ticket.number, ticket.generation) == ("queued", number, None)
@@ -593,7 +615,7 @@ def test_a_grant_with_a_floor_put_under_its_model_goes_back_to_its_place():
 def test_a_lapsed_owner_can_not_confirm():
     world = World(concurrency=1)
     demand = waiting_in_b(world)
-    world.do(decision.Bury((world.owners["b"],)))
+    world.do(Bury((world.owners["b"],)))
     assert world.rescan(demand, by="b").answer == "queued"
     world.advance("a")
     assert demand.ticket_id not in world.state.tickets
@@ -722,7 +744,7 @@ def test_the_attempts_of_a_dead_owner_are_quarantined_and_unknown():
     ticket = world.granted("a")
     deadline = world.ticket(ticket).hard_deadline
     assert deadline is not None
-    assert world.do(decision.Bury((world.owners["a"],))).groups == (GROUP,)
+    assert world.do(Bury((world.owners["a"],))).groups == (GROUP,)
     world.advance("b")
     assert world.ticket(ticket).quarantined_until == deadline + 5 * SECOND
     assert world.state.attempts[ticket].state == "unknown"
@@ -732,9 +754,9 @@ def test_where_nobody_was_heard_of_nobody_is_dead_for_one_ttl_more():
     world = World(concurrency=1)
     ticket = world.granted("a", execution_limit_s=600)
     world.now += 3600 * SECOND
-    world.do(decision.Renew(uuid.UUID(int=300), uuid.UUID(int=301), 60_000, first=True))
+    world.do(Renew(uuid.UUID(int=300), uuid.UUID(int=301), 60_000, first=True))
     assert decision.dead(world.state, world.now, [world.owners["a"]]) == set()
-    world.do(decision.Acquire(GROUP, uuid.UUID(int=300)))
+    world.do(Acquire(GROUP, uuid.UUID(int=300)))
     assert ticket not in world.state.attempts
     world.now += 60 * SECOND
     assert decision.dead(world.state, world.now, [world.owners["a"]]) == {world.owners["a"]}
@@ -743,9 +765,9 @@ def test_where_nobody_was_heard_of_nobody_is_dead_for_one_ttl_more():
 def test_a_lapsed_incarnation_stays_dead_and_its_process_may_come_back():
     world = World()
     world.wait(60, alive="bc")
-    late = world.do(decision.Renew(world.owners["a"], uuid.UUID(int=200), 60_000))
+    late = world.do(Renew(world.owners["a"], uuid.UUID(int=200), 60_000))
     assert late.lives_ms is None
-    again = world.do(decision.Renew(uuid.UUID(int=400), uuid.UUID(int=200), 60_000, first=True))
+    again = world.do(Renew(uuid.UUID(int=400), uuid.UUID(int=200), 60_000, first=True))
     assert again.lives_ms == 60_000
 
 
@@ -753,7 +775,7 @@ def test_burying_ends_waiters_and_leaves_slots_to_quarantine():
     world = World(concurrency=1)
     world.granted("a")
     world.queued("a")
-    world.do(decision.Bury((world.owners["a"],)))
+    world.do(Bury((world.owners["a"],)))
     assert world.states() == ["active"]
     world.advance("b")
     assert world.states() == ["quarantined"]
@@ -763,12 +785,12 @@ def test_the_sweep_ends_the_waiters_of_dead_owners_and_names_what_is_due():
     world = World(concurrency=1)
     world.granted("b", execution_limit_s=600)
     world.queued("a", queue_timeout_s=600)
-    assert world.do(decision.Overdue()).groups == ()
+    assert world.do(Overdue()).groups == ()
     world.wait(61, alive="b")
-    assert world.do(decision.Overdue()).groups == ()
+    assert world.do(Overdue()).groups == ()
     assert world.states() == ["active"]
     world.wait(540, alive="b")
-    assert world.do(decision.Overdue()).groups == (GROUP,)
+    assert world.do(Overdue()).groups == (GROUP,)
 
 
 def test_the_sweep_names_a_group_whose_waiter_was_forgotten():
@@ -776,7 +798,7 @@ def test_the_sweep_names_a_group_whose_waiter_was_forgotten():
     world.granted(execution_limit_s=600)
     world.queued(queue_timeout_s=5)
     world.wait(8)
-    assert world.do(decision.Overdue()).groups == (GROUP,)
+    assert world.do(Overdue()).groups == (GROUP,)
 
 
 def test_abandoning_ends_waiters_and_settles_a_grant_as_zero():
@@ -864,9 +886,9 @@ def test_a_probe_is_decided_by_its_first_content():
     probe = world.granted()
     generation = world.ticket(probe).generation
     assert generation is not None
-    world.do(decision.Decide(GROUP, probe, generation - 1))
+    world.do(Decide(GROUP, probe, generation - 1))
     assert world.breaker.state is BreakerState.HALF_OPEN
-    world.do(decision.Decide(GROUP, probe, generation))
+    world.do(Decide(GROUP, probe, generation))
     assert world.closed
     assert world.ask().answer == "queued"  # its slot is a slot
     world.fail(probe)
@@ -878,7 +900,7 @@ def test_a_probe_that_dies_with_its_owner_opens_for_longer():
     world.open_breaker()
     world.wait(10)
     world.granted("b")
-    world.do(decision.Bury((world.owners["b"],)))
+    world.do(Bury((world.owners["b"],)))
     world.advance("a")
     assert world.breaker.state is BreakerState.OPEN
     assert world.breaker.cooldown_until == world.now + 20 * SECOND
@@ -916,7 +938,7 @@ def test_results_of_an_older_generation_move_nothing():
 def test_failures_of_an_older_generation_count_for_no_later_one():
     world = World(concurrency=4, failure_threshold=2)
     old = [world.granted() for _ in range(2)]
-    world.do(decision.Reset(GROUP))
+    world.do(Reset(GROUP))
     for ticket in old:
         world.fail(ticket)
     assert world.closed
@@ -939,9 +961,9 @@ def test_an_outcome_that_is_not_judged_moves_nothing():
 def test_an_operator_may_reset_a_group():
     world = World()
     world.settle(world.granted(), verdict=Verdict.CREDENTIAL_REJECTED, state="zero")
-    assert world.do(decision.Reset(GROUP)).groups == (GROUP,)
+    assert world.do(Reset(GROUP)).groups == (GROUP,)
     assert world.ask().answer == "granted"
-    assert world.do(decision.Reset("nobody")).groups == ()
+    assert world.do(Reset("nobody")).groups == ()
 
 
 # ---------------------------------------------------------------- floors
@@ -1173,7 +1195,7 @@ def test_a_closed_store_grants_nothing_and_says_when_it_opens():
     held = world.demand()
     world.acquire(held)
     waiting = world.queued()
-    world.do(decision.Close(10_000))
+    world.do(Close(10_000))
     row = world.ask()
     assert (row.answer, row.wait_ms) == ("store_closed", 10_000)
     assert world.acquire(held)[held.ticket_id].answer == "granted"
@@ -1186,10 +1208,10 @@ def test_a_closed_store_grants_nothing_and_says_when_it_opens():
 def test_the_limits_first_seen_last_are_in_force_whoever_starts_with_which():
     world = World(concurrency=2)
     newer = {GROUP: GroupSettings(concurrency=1, queue=4)}
-    assert world.do(decision.Configure(newer)).groups == ()
-    assert world.do(decision.Configure(world.groups)).groups == (GROUP,)
+    assert world.do(Configure(newer)).groups == ()
+    assert world.do(Configure(world.groups)).groups == (GROUP,)
     assert world.group.limits.concurrency == 1
-    assert world.do(decision.Configure(world.groups, revision=2)).groups == ()
+    assert world.do(Configure(world.groups, revision=2)).groups == ()
     assert world.group.limits.concurrency == 2
 
 
@@ -1197,16 +1219,16 @@ def test_live_tickets_move_along_with_their_endpoint():
     world = World(concurrency=1)
     held, waiting = world.granted(), world.queued()
     merged = {"all": GroupSettings(concurrency=5, endpoints=(GROUP,))}
-    world.do(decision.Configure(merged, revision=2))
+    world.do(Configure(merged, revision=2))
     assert {world.ticket(t).group for t in (held, waiting)} == {"all"}
-    rows = {r.ticket_id: r for r in world.do(decision.Acquire("all", world.owners["a"])).tickets}
+    rows = {r.ticket_id: r for r in world.do(Acquire("all", world.owners["a"])).tickets}
     assert rows[waiting].answer == "granted"
 
 
 def test_a_bucket_that_is_new_begins_full_and_one_that_shrinks_keeps_what_fits():
     world = World(requests_per_minute=10)
     world.granted()
-    world.do(decision.Configure({GROUP: GroupSettings(requests_per_minute=5, tokens_per_minute=100)}))
+    world.do(Configure({GROUP: GroupSettings(requests_per_minute=5, tokens_per_minute=100)}))
     assert left(world) == (5, 100)
 
 

@@ -1,0 +1,196 @@
+"""
+A state that is being changed at one instant: what is copied, who lives, and what keeps a ticket back.
+
+The rules that change it are in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Generic, TypeVar
+
+from msgspec.structs import replace
+
+from admission.breaker import Breaker, BreakerState
+from admission.core.floors import CAUSES, last_of
+from admission.state import Allowance, Attempt, AttemptState, FloorKind, Group, State, Ticket, UnknownGroup
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Draft(Generic[K, V]):
+    """A mapping that is copied at its first change."""
+
+    __slots__ = ("_own", "view")
+
+    def __init__(self, view: Mapping[K, V]) -> None:
+        self.view = view
+        self._own: dict[K, V] | None = None
+
+    def put(self, key: K, value: V) -> None:
+        if self._own is None:
+            self.view = self._own = dict(self.view)
+        self._own[key] = value
+
+    def drop(self, key: K) -> None:
+        if self._own is None:
+            self.view = self._own = dict(self.view)
+        del self._own[key]
+
+
+class Work:
+    """A state that is being changed, at one instant."""
+
+    __slots__ = (
+        "allowances",
+        "attempts",
+        "closed_until",
+        "ended",
+        "endpoints",
+        "fences",
+        "floors",
+        "groups",
+        "now",
+        "owners",
+        "reclaim_not_before",
+        "tickets",
+        "versions",
+        "was",
+    )
+
+    def __init__(self, was: State, now: int) -> None:
+        self.was = was
+        self.now = now
+        self.closed_until = was.closed_until
+        self.reclaim_not_before = was.reclaim_not_before
+        self.groups = Draft(was.groups)
+        self.allowances = Draft(was.allowances)
+        self.floors = Draft(was.floors)
+        self.endpoints = Draft(was.endpoints)
+        self.versions = Draft(was.versions)
+        self.tickets = Draft(was.tickets)
+        self.attempts = Draft(was.attempts)
+        self.ended = Draft(was.ended)
+        self.owners = Draft(was.owners)
+        self.fences = Draft(was.fences)
+
+    def state(self) -> State:
+        was = self.was
+        return State(
+            zone=was.zone,
+            unconfirmed_grant=was.unconfirmed_grant,
+            unavailable=was.unavailable,
+            groups=self.groups.view,
+            allowances=self.allowances.view,
+            floors=self.floors.view,
+            endpoints=self.endpoints.view,
+            versions=self.versions.view,
+            tickets=self.tickets.view,
+            attempts=self.attempts.view,
+            ended=self.ended.view,
+            owners=self.owners.view,
+            reclaim_not_before=self.reclaim_not_before,
+            fences=self.fences.view,
+            closed_until=self.closed_until,
+        )
+
+    # -------------------------------------------------------------- owners
+
+    def fresh(self, owner: uuid.UUID) -> bool:
+        return self.owners.view.get(owner, 0) > self.now
+
+    def dead(self, owner: uuid.UUID) -> bool:
+        """Lapsed, and not merely unheard because the store itself was away."""
+        return not self.fresh(owner) and self.reclaim_not_before <= self.now
+
+    # -------------------------------------------------------------- groups
+
+    def group(self, group: str) -> Group:
+        found = self.groups.view.get(group)
+        if found is None:
+            raise UnknownGroup(group)
+        return found
+
+    def put_breaker(self, group: str, breaker: Breaker) -> None:
+        """Where it has opened, waiters that do not wait for it, or cannot outlive it, are let go."""
+        was = self.groups.view[group]
+        if breaker is was.breaker:
+            return
+        self.groups.put(group, replace(was, breaker=breaker))
+        until = breaker.cooldown_until
+        if breaker.state is BreakerState.OPEN and was.breaker.state is not BreakerState.OPEN and until is not None:
+            for ticket in self.waiting(group):
+                if not ticket.waits_for_cooldown or ticket.queue_deadline <= until:
+                    self.tickets.drop(ticket.ticket_id)
+
+    def waiting(self, group: str) -> list[Ticket]:
+        return [t for t in self.tickets.view.values() if t.state == "queued" and t.group == group]
+
+    def allowances_of(self, group: str, model: str) -> list[tuple[str, Allowance]]:
+        """Of the model, then of the group; filled up to now."""
+        names = (model, "") if model else ("",)
+        return [(n, a.at(self.now)) for n in names if (a := self.allowances.view.get((group, n))) is not None]
+
+    def give_back(self, group: str, model: str, requests: int, tokens: int) -> None:
+        if requests or tokens:
+            for name, allowance in self.allowances_of(group, model):
+                if allowance.rated:
+                    self.allowances.put((group, name), allowance.with_back(requests, tokens))
+
+    # -------------------------------------------------------------- floors
+
+    def floors_of(self, group: str, credential: str, model: str) -> list[tuple[int, FloorKind]]:
+        """When those end that are in force for a credential and model, and of what kind they are."""
+        view = self.floors.view
+        if not view:
+            return []
+        names = (model, "") if model else ("",)
+        found = ((view.get((group, credential, name, kind)), kind) for kind in CAUSES for name in names)
+        return [(floor.until, kind) for floor, kind in found if floor is not None and floor.until > self.now]
+
+    def held(self, group: str, floors: Iterable[tuple[int, FloorKind]]) -> tuple[int, str] | None:
+        """Until when, and why, what is under these floors gets no slot of a group: by what ends last."""
+        breaker = self.groups.view[group].breaker
+        until = breaker.cooldown_until if breaker.state is BreakerState.OPEN else None
+        cooling = None if until is None else (until, "cooldown")
+        floor = last_of(floors)
+        if floor is None or cooling is None:
+            return floor or cooling
+        return floor if floor[0] >= cooling[0] else cooling
+
+    # ------------------------------------------------------------- endings
+
+    def end(self, ticket: Ticket, state: AttemptState) -> bool:
+        """The single settlement of an attempt, or the one correction of an unknown one. False: it had its end."""
+        was = self.attempts.view.get(ticket.ticket_id)
+        if was is not None:
+            return self.correct(ticket.ticket_id, state)
+        self.attempts.put(
+            ticket.ticket_id,
+            Attempt(
+                state=state,
+                key_id=ticket.key_id,
+                debit_id=ticket.debit_id,
+                attempt=ticket.attempt,
+                group=ticket.group,
+                owner=ticket.owner,
+                granted_at=ticket.granted_at,
+            ),
+        )
+        debit = (ticket.key_id, ticket.debit_id)
+        self.ended.put(debit, max(self.ended.view.get(debit, 0), ticket.attempt))
+        return True
+
+    def correct(self, ticket_id: uuid.UUID, state: AttemptState) -> bool:
+        was = self.attempts.view.get(ticket_id)
+        if was is None or was.state != "unknown" or state == "unknown":
+            return False
+        self.attempts.put(ticket_id, replace(was, state=state, corrected=True))
+        return True
+
+    def lose(self, ticket: Ticket) -> None:
+        """Nobody told its end: unknown, unless it had one."""
+        if ticket.ticket_id not in self.attempts.view:
+            self.end(ticket, "unknown")
