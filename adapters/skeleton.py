@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
+from typing_extensions import override
 
 from adapters.body import ABSENT, Wire, given, read_fields, typed
 from adapters.chat import (
@@ -48,7 +49,6 @@ from adapters.chat import (
     ToolCallDelta,
     ToolCallStart,
     UsageReport,
-    as_events,
 )
 from adapters.classify import Failure, Rule, classify, request_id
 from adapters.contract import (
@@ -63,7 +63,8 @@ from adapters.contract import (
 )
 from adapters.errors import Broken, ErrorClass, ProviderError, Rejected, RequestNotExpressible
 from adapters.figures import count
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
+from adapters.sse import ServerSentEvent
+from adapters.streams import ProvenStream
 from metering.usage import NOTHING, Usage
 
 NAME = "skeleton"
@@ -410,70 +411,19 @@ def _used(usage: Usage) -> dict[str, int]:
 # --------------------------------------------------------------------- streams
 
 
-class SkeletonStream:
+class SkeletonStream(ProvenStream):
     """
     A provider's stream to events; a `StreamParser`.
 
-    Never finished without the `end`: that a body ended, even by its framing, proves nothing. An error waits until the
-    events before it were given. A provider that did not heed `stream` sends one JSON body, which is read as well.
+    Here stands what the events mean; what all parsers share is in `adapters.streams`. Never finished without the `end`:
+    that a body ended, even by its framing, proves nothing.
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._body = EventsOrJson()
-        self._usage = NOTHING
+        super().__init__(headers)
         self._calls = 0
-        self._failure: ProviderError | None = None
-        self._finished = False
-        self._payloads = 0
 
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def payloads(self) -> int:
-        return self._payloads
-
-    def feed(self, data: bytes) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        try:
-            self._take(self._body.feed(data), events)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events)
-
-    def close(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        if (whole := self._body.json) is not None:
-            self._take_whole(whole, events)
-        else:
-            try:
-                self._take(self._body.close(), events)
-            except EventTooLarge as error:
-                self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        if isinstance(self._failure, Broken) and whole is None:
-            # The event that was left open was cut short, and no more can be said of it.
-            self._failure = None
-        if not self._finished and self._failure is None:
-            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
-        return self._given(events)
-
-    def _given(self, events: list[Event]) -> Batch:
-        if self._failure is not None and not events:
-            raise self._failure
-        # What came behind the end, in the same bytes: Finished stays the last event.
-        return sorted(events, key=lambda event: isinstance(event, Finished))
-
-    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
-        if self._failure is None and not self._finished:
-            failure.__cause__ = cause
-            self._failure = failure
-
+    @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for _, data in received:
             self._payloads += 1
@@ -485,9 +435,8 @@ class SkeletonStream:
                 return
 
     def _take_one(self, wire: AnswerOut, events: list[Event]) -> None:
-        if wire.used is not None and (usage := self._usage.merge(_usage(wire.used))) != self._usage:
-            self._usage = usage
-            events.append(UsageReport(usage=usage))
+        if wire.used is not None:
+            self._report(self._usage.merge(_usage(wire.used)), None, events)
         if self._finished:
             return
         if (error := given(wire.error)) is not None:
@@ -501,27 +450,12 @@ class SkeletonStream:
             if call.arguments:
                 events.append(ToolCallDelta(number, call.arguments))
         if wire.end is not None:
-            self._finished = True
-            events.append(
-                Finished(
-                    ends=(ChoiceEnd(choice=0, stop_reason=_stop(wire.end), native_stop_reason=wire.end),),
-                    response_id=wire.id,
-                    served_model=wire.model,
-                    provider_request_id=request_id(self._headers),
-                )
-            )
+            self._id, self._model = wire.id, wire.model
+            self._finish((ChoiceEnd(choice=0, stop_reason=_stop(wire.end), native_stop_reason=wire.end),), events)
 
+    @override
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
-        if self._finished:
-            return
-        self._payloads += 1
-        try:
-            response = Skeleton().parse_response(200, self._headers, body)
-        except ProviderError as error:
-            self._fail(error)
-            return
-        events.extend(as_events(response))
-        self._finished = True
+        self._take_answer(Skeleton().parse_response(200, self._headers, body), events)
 
 
 class SkeletonRenderer:

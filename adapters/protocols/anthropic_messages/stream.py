@@ -12,24 +12,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from typing_extensions import override
 
 from adapters.body import ABSENT, given
 from adapters.chat import (
     ChoiceEnd,
     Event,
-    Finished,
     ReasoningDelta,
     RefusalDelta,
     StopReason,
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
-    UsageReport,
-    as_events,
 )
-from adapters.classify import request_id
-from adapters.contract import Batch
-from adapters.errors import Broken, ProviderError
+from adapters.errors import Broken
 from adapters.figures import cost_usd, later_cost
 from adapters.protocols.anthropic_messages import answers, failures
 from adapters.protocols.anthropic_messages.schema import (
@@ -41,8 +37,8 @@ from adapters.protocols.anthropic_messages.schema import (
     TextEvent,
     UsageOut,
 )
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
-from metering.usage import NOTHING
+from adapters.sse import ServerSentEvent
+from adapters.streams import ProvenStream
 
 _event = msgspec.json.Decoder(EventOut)
 _bare_event = msgspec.json.Decoder(BareEventOut)
@@ -82,16 +78,11 @@ class _Block:
         self.given = "{}"
 
 
-class MessageStream:
-    """
-    One stream; a `StreamParser`.
-
-    An answer that came as one JSON body, since the provider did not heed `stream`, is read as if it had been streamed.
-    """
+class MessageStream(ProvenStream):
+    """One stream; a `StreamParser`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._body = EventsOrJson()
+        super().__init__(headers)
         self._open: dict[int, _Block] = {}
         #: The block of text that goes on, by its index; -1 where the last event was none of its text.
         self._saying = -1
@@ -99,69 +90,12 @@ class MessageStream:
         self._thoughts = 0
         self._omitted = answers.Omitted()
         self._tally = answers.Tally()
-        self._usage = NOTHING
-        self._cost: str | None = None
-        self._id: str | None = None
-        self._model: str | None = None
         self._stop: str | None = None
         self._refused = False
-        self._failure: ProviderError | None = None
-        self._finished = False
-        self._payloads = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def payloads(self) -> int:
-        return self._payloads
-
-    def feed(self, data: bytes) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        if not data:
-            return ()
-        events: list[Event] = []
-        try:
-            received = self._body.feed(data)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        else:
-            self._take(received, events)
-        return self._given(events) if self._finished or self._failure is not None else events
-
-    def close(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        if (whole := self._body.json) is not None:
-            if not self._finished:
-                self._take_whole(whole, events)
-        else:
-            self._take(self._body.close(), events)
-            if isinstance(self._failure, Broken):
-                # The event that was left open was cut short, and no more can be said of it.
-                self._failure = None
-        if not self._finished and self._failure is None:
-            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
-        return self._given(events)
-
-    def _given(self, events: list[Event]) -> Batch:
-        if self._failure is not None and not events:
-            raise self._failure
-        if self._finished and len(events) > 1:
-            # A cost that came behind the terminal, in the same bytes: Finished stays the last event.
-            events.sort(key=_is_last)
-        return events
-
-    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
-        if self._failure is None and not self._finished:
-            failure.__cause__ = cause
-            self._failure = failure
 
     # -------------------------------------------------------------- events
 
+    @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for name, data in received:
             if self._saying >= 0:
@@ -281,10 +215,7 @@ class MessageStream:
         if figures is None and cost is ABSENT:
             return
         usage = self._usage if figures is None else self._usage.merge(self._tally.take(figures))
-        reported = later_cost(self._cost, cost_usd(cost))
-        if usage != self._usage or reported != self._cost:
-            self._usage, self._cost = usage, reported
-            events.append(UsageReport(usage=usage, reported_cost_usd=reported))
+        self._report(usage, later_cost(self._cost, cost_usd(cost)), events)
 
     def _take_start(self, index: int, wire: BlockOut, events: list[Event]) -> None:
         known = self._open.get(index)
@@ -373,27 +304,9 @@ class MessageStream:
         if self._stop is None or (self._open and answers.stop_reason(self._stop) is not StopReason.LENGTH):
             self._fail(Broken("the stream ended before its stop reason and the end of each block", code="no_terminal"))
             return
-        self._finished = True
-        events.append(
-            Finished(
-                ends=(ChoiceEnd(choice=0, stop_reason=answers.stop_reason(self._stop), native_stop_reason=self._stop),),
-                response_id=self._id,
-                served_model=self._model,
-                provider_request_id=request_id(self._headers),
-                omitted=self._omitted.words,
-            )
-        )
+        end = ChoiceEnd(choice=0, stop_reason=answers.stop_reason(self._stop), native_stop_reason=self._stop)
+        self._finish((end,), events, self._omitted.words)
 
+    @override
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
-        self._payloads += 1
-        try:
-            response = answers.parse_answer(self._headers, body)
-        except ProviderError as error:
-            self._fail(error)
-            return
-        events.extend(as_events(response))
-        self._finished = True
-
-
-def _is_last(event: Event) -> bool:
-    return isinstance(event, Finished)
+        self._take_answer(answers.parse_answer(self._headers, body), events)

@@ -9,16 +9,15 @@ by its framing.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Mapping
 
 import msgspec
+from typing_extensions import override
 
 from adapters.body import ABSENT
 from adapters.chat import (
     ChoiceEnd,
     Event,
-    Finished,
     Image,
     ImageOutput,
     LogprobsDelta,
@@ -27,17 +26,14 @@ from adapters.chat import (
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
-    UsageReport,
-    as_events,
 )
-from adapters.classify import request_id
-from adapters.contract import Batch, Endpoint
-from adapters.errors import Broken, ProviderError
+from adapters.contract import Endpoint
+from adapters.errors import Broken
 from adapters.figures import later_cost
 from adapters.protocols.chat_completions import answers, failures
 from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
-from metering.usage import NOTHING
+from adapters.sse import ServerSentEvent
+from adapters.streams import ProvenStream
 
 _SENTINEL = b"[DONE]"
 
@@ -74,82 +70,19 @@ class _Choice:
         self.blocks = answers.Blocks()
 
 
-class ChatStream:
-    """
-    One stream; a `StreamParser`.
-
-    An answer that came as one JSON body, since the provider did not heed `stream`, is read as if it had been streamed.
-    """
+class ChatStream(ProvenStream):
+    """One stream; a `StreamParser`."""
 
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
+        super().__init__(headers)
         self._no_sentinel = endpoint.no_sentinel
-        self._headers = headers
-        self._body = EventsOrJson()
         self._choices: dict[int, _Choice] = {}
-        self._usage = NOTHING
-        self._cost: str | None = None
-        self._id: str | None = None
-        self._model: str | None = None
-        self._seed: str | None = None
-        self._failure: ProviderError | None = None
-        self._finished = False
-        self._payloads = 0
         #: What the canonical form does not carry, in the order it came: words of ours, so they are few.
         self._omitted: dict[str, None] = {}
 
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def payloads(self) -> int:
-        return self._payloads
-
-    def feed(self, data: bytes) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        if not data:
-            return ()
-        events: list[Event] = []
-        try:
-            self._take(self._body.feed(data), events)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events)
-
-    def close(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        if (whole := self._body.json) is not None:
-            if not self._finished:
-                self._take_whole(whole, events)
-        else:
-            self._take(self._body.close(), events)
-            if isinstance(self._failure, Broken):
-                # The event that was left open was cut short, and no more can be said of it.
-                self._failure = None
-            elif self._no_sentinel and not self._finished and self._failure is None:
-                self._end(events)
-        if not self._finished and self._failure is None:
-            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
-        return self._given(events)
-
-    def _given(self, events: list[Event]) -> Batch:
-        if self._failure is not None and not events:
-            raise self._failure
-        if self._finished and len(events) > 1:
-            # A cost that came behind the sentinel, in the same bytes: Finished stays the last event.
-            events.sort(key=_is_last)
-        return events
-
-    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
-        if self._failure is None:
-            failure.__cause__ = cause
-            self._failure = failure
-
     # -------------------------------------------------------------- events
 
+    @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for event, data in received:
             self._take_one(event, data, events)
@@ -211,9 +144,7 @@ class ChatStream:
             usage = usage.merge(reported)
             cost = later_cost(cost, reported_cost)
         cost = later_cost(cost, answers.read_cost(chunk.cost))
-        if usage != self._usage or cost != self._cost:
-            self._usage, self._cost = usage, cost
-            events.append(UsageReport(usage=usage, reported_cost_usd=cost))
+        self._report(usage, cost, events)
 
     def _take_choice(self, wire: ChoiceOut, events: list[Event]) -> None:
         choice = self._choices.get(wire.index)
@@ -307,12 +238,12 @@ class ChatStream:
             call.id = wire.id
         return call
 
-    def _made_seed(self) -> str:
-        if self._seed is None:
-            self._seed = self._id or secrets.token_hex(12)
-        return self._seed
-
     # ----------------------------------------------------------------- end
+
+    @override
+    def _take_end(self, events: list[Event]) -> None:
+        if self._no_sentinel:
+            self._end(events)
 
     def _end(self, events: list[Event]) -> None:
         if not self._choices or any(choice.finish is None for choice in self._choices.values()):
@@ -323,36 +254,16 @@ class ChatStream:
                 if not call.started:
                     events.append(self._start(index, choice, call, ""))
                     events.extend(ToolCallDelta(call.index, piece, index) for piece in call.held if piece)
-        self._finished = True
-        events.append(
-            Finished(
-                ends=tuple(
-                    ChoiceEnd(
-                        choice=index,
-                        stop_reason=answers.stop_reason(
-                            choice.finish or "", refused=choice.refused, called=bool(choice.calls)
-                        ),
-                        native_stop_reason=choice.finish or "",
-                    )
-                    for index, choice in sorted(self._choices.items())
-                ),
-                response_id=self._id,
-                served_model=self._model,
-                provider_request_id=request_id(self._headers),
-                omitted=tuple(self._omitted),
+        ends = (
+            ChoiceEnd(
+                choice=index,
+                stop_reason=answers.stop_reason(choice.finish or "", refused=choice.refused, called=bool(choice.calls)),
+                native_stop_reason=choice.finish or "",
             )
+            for index, choice in sorted(self._choices.items())
         )
+        self._finish(ends, events, self._omitted)
 
+    @override
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
-        self._payloads += 1
-        try:
-            response = answers.parse_answer(self._headers, body)
-        except ProviderError as error:
-            self._fail(error)
-            return
-        events.extend(as_events(response))
-        self._finished = True
-
-
-def _is_last(event: Event) -> bool:
-    return isinstance(event, Finished)
+        self._take_answer(answers.parse_answer(self._headers, body), events)

@@ -11,20 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from typing_extensions import override
 
 from adapters.body import ABSENT, given
-from adapters.chat import ChoiceEnd, Event, Finished, StopReason, UsageReport
-from adapters.classify import request_id
-from adapters.contract import Batch
-from adapters.errors import Broken, ProviderError
+from adapters.chat import ChoiceEnd, Event, StopReason, UsageReport
+from adapters.errors import Broken
 from adapters.protocols.gemini import answers, failures
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
+from adapters.sse import ServerSentEvent
+from adapters.streams import ProvenStream
 
 _NAMES = frozenset({"", "message", "error"})
 _payloads = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class GeminiStream:
+class GeminiStream(ProvenStream):
     """
     One stream; a `StreamParser`.
 
@@ -32,102 +32,50 @@ class GeminiStream:
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._body = EventsOrJson(keep_stray=True)
+        super().__init__(headers, keep_stray=True)
         self._readers: dict[int, answers.Reader] = {}
         self._omitted: dict[str, None] = {}
         self._figures = answers.Figures()
         self._blocked: str | None = None
-        self._id: str | None = None
-        self._model: str | None = None
-        self._failure: ProviderError | None = None
-        self._finished = False
-        self._payloads = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def payloads(self) -> int:
-        return self._payloads
-
-    def feed(self, data: bytes) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        if not data or self._finished:
-            return ()
-        events: list[Event] = []
-        try:
-            self._take(self._body.feed(data), events)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events)
-
-    def close(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        if self._finished:
-            return ()
-        events: list[Event] = []
-        whole = self._body.json
-        try:
-            if whole is not None:
-                self._take_whole(whole, events)
-            else:
-                self._take(self._body.close(), events)
-                if isinstance(self._failure, Broken):
-                    # The event that was left open was cut short, and no more can be said of it.
-                    self._failure = Broken("the stream ended within an event", code="no_terminal")
-                self._take_stray(events)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        if self._failure is None:
-            self._end(events)
-        return self._given(events)
-
-    def _given(self, events: list[Event]) -> Batch:
-        if self._failure is not None and not events:
-            raise self._failure
-        return events
-
-    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
-        if self._failure is None:
-            failure.__cause__ = cause
-            self._failure = failure
 
     # -------------------------------------------------------------- events
 
+    @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for event, data in received:
             if data[:1] == b"{" or (data.strip() not in {b"", b"[DONE]"} and event in _NAMES):
+                self._payloads += 1
                 self._take_payload(data, events)
                 if self._failure is not None:
                     break
 
+    @override
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
         if body[:1] != b"[":
             self._take_payload(body, events)
-            return
-        try:
-            payloads = _payloads.decode(body)
-        except (msgspec.DecodeError, RecursionError) as error:
-            self._fail(Broken("the stream ended within its array", code="no_terminal"), error)
-            return
-        for payload in payloads:
-            self._take_payload(bytes(payload), events)
-            if self._failure is not None:
-                return
+        else:
+            try:
+                payloads = _payloads.decode(body)
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise Broken("the stream ended within its array", code="no_terminal") from error
+            for payload in payloads:
+                self._take_payload(bytes(payload), events)
+                if self._failure is not None:
+                    return
+        if self._failure is None:
+            self._end(events)
 
-    def _take_stray(self, events: list[Event]) -> None:
+    @override
+    def _take_end(self, events: list[Event]) -> None:
         stray = self._body.stray
-        if stray is None or self._failure is not None:
+        if stray is None:
+            self._end(events)
             return
+        self._payloads += 1
         self._take_payload(stray, events)
         self._fail(Broken("the stream broke off with something that is no event", code="no_terminal"))
 
     def _take_payload(self, data: bytes, events: list[Event]) -> None:
-        self._payloads += 1
         try:
             chunk = answers.decode_chunk(data)
             if chunk.usage_metadata is not None and self._figures.take(chunk.usage_metadata):
@@ -169,13 +117,4 @@ class GeminiStream:
         if not ends or len(ends) < len(self._readers):
             self._fail(Broken("the stream ended before each candidate had a finish reason", code="no_terminal"))
             return
-        self._finished = True
-        events.append(
-            Finished(
-                ends=tuple(ends),
-                response_id=self._id,
-                served_model=self._model,
-                provider_request_id=request_id(self._headers),
-                omitted=tuple(self._omitted),
-            )
-        )
+        self._finish(ends, events, self._omitted)

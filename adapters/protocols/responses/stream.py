@@ -11,17 +11,16 @@ before. Nothing is compared and nothing is put right: what was streamed is the a
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import msgspec
+from typing_extensions import override
 
 from adapters.body import ABSENT, given
 from adapters.chat import (
     ChoiceEnd,
     Event,
-    Finished,
     ImageOutput,
     LogprobsDelta,
     ReasoningDelta,
@@ -29,11 +28,7 @@ from adapters.chat import (
     TextDelta,
     ToolCallDelta,
     ToolCallStart,
-    UsageReport,
-    as_events,
 )
-from adapters.classify import request_id
-from adapters.contract import Batch
 from adapters.errors import Broken, ProviderError
 from adapters.figures import cost_usd, later_cost
 from adapters.protocols.responses import answers, failures
@@ -49,8 +44,8 @@ from adapters.protocols.responses.schema import (
     ResponseOut,
     TextPiece,
 )
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
-from metering.usage import NOTHING
+from adapters.sse import ServerSentEvent
+from adapters.streams import ProvenStream
 
 _SENTINEL = b"[DONE]"
 _TEXT = "response.output_text.delta"
@@ -101,16 +96,11 @@ class _Call:
         self.started = False
 
 
-class ResponseStream:
-    """
-    One stream; a `StreamParser`.
-
-    An answer that came as one JSON body, since the provider did not heed `stream`, is read as if it had been streamed.
-    """
+class ResponseStream(ProvenStream):
+    """One stream; a `StreamParser`."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._body = EventsOrJson()
+        super().__init__(headers)
         self._items: dict[_Key, _Item] = {}
         #: The item and the part that the last piece of text was of.
         self._saying = self._saying_part = -1
@@ -120,70 +110,10 @@ class ResponseStream:
         self._blocks = 0
         self._refused = False
         self._omitted = answers.Omitted()
-        self._usage = NOTHING
-        self._cost: str | None = None
-        self._id: str | None = None
-        self._model: str | None = None
-        self._seed: str | None = None
-        self._failure: ProviderError | None = None
-        self._finished = False
-        self._payloads = 0
-
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def payloads(self) -> int:
-        return self._payloads
-
-    def feed(self, data: bytes) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        if not data:
-            return ()
-        events: list[Event] = []
-        try:
-            self._take(self._body.feed(data), events)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events)
-
-    def close(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        if (whole := self._body.json) is not None:
-            if not self._finished:
-                self._take_whole(whole, events)
-        else:
-            try:
-                self._take(self._body.close(), events)
-            except EventTooLarge as error:
-                self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-            if isinstance(self._failure, Broken):
-                # The event that was left open was cut short, and no more can be said of it.
-                self._failure = None
-        if not self._finished and self._failure is None:
-            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
-        return self._given(events)
-
-    def _given(self, events: list[Event]) -> Batch:
-        if self._failure is not None and not events:
-            raise self._failure
-        if self._finished and len(events) > 1:
-            # A cost that came behind the terminal, in the same bytes: Finished stays the last event.
-            events.sort(key=_is_last)
-        return events
-
-    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
-        if self._failure is None and not self._finished:
-            if cause is not None:
-                failure.__cause__ = cause
-            self._failure = failure
 
     # -------------------------------------------------------------- events
 
+    @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for name, data in received:
             if name == _TEXT and not self._finished and self._take_text(data, events):
@@ -261,11 +191,8 @@ class ResponseStream:
 
     def _take_usage(self, usage: msgspec.Raw, cost: msgspec.Raw, events: list[Event]) -> None:
         reported, reported_cost = answers.read_usage(usage)
-        merged = self._usage.merge(reported)
         latest = later_cost(later_cost(self._cost, reported_cost), cost_usd(cost))
-        if merged != self._usage or latest != self._cost:
-            self._usage, self._cost = merged, latest
-            events.append(UsageReport(usage=merged, reported_cost_usd=latest))
+        self._report(self._usage.merge(reported), latest, events)
 
     def _item(self, wire: EventOut) -> _Item:
         return self._item_at(wire.output_index if wire.output_index is not None else wire.item_id or "", wire.item_id)
@@ -412,11 +339,6 @@ class ResponseStream:
         events.extend(ToolCallDelta(call.index, piece) for piece in call.held)
         call.held.clear()
 
-    def _made_seed(self) -> str:
-        if self._seed is None:
-            self._seed = self._id or secrets.token_hex(12)
-        return self._seed
-
     # --------------------------------------------------------------- items
 
     def _item_added(self, wire: EventOut, events: list[Event]) -> None:
@@ -514,26 +436,12 @@ class ResponseStream:
         for call in self._calls:
             self._start(call, "", None, events)
         reason, native = answers.stop_reason(response, refused=self._refused, called=bool(self._calls))
-        self._finished = True
-        events.append(
-            Finished(
-                ends=(ChoiceEnd(choice=0, stop_reason=reason, native_stop_reason=native),),
-                response_id=self._id,
-                served_model=self._model,
-                provider_request_id=request_id(self._headers),
-                omitted=self._omitted.words(),
-            )
-        )
+        end = ChoiceEnd(choice=0, stop_reason=reason, native_stop_reason=native)
+        self._finish((end,), events, self._omitted.words())
 
+    @override
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
-        self._payloads += 1
-        try:
-            response = answers.parse_answer(self._headers, body)
-        except ProviderError as error:
-            self._fail(error)
-            return
-        events.extend(as_events(response))
-        self._finished = True
+        self._take_answer(answers.parse_answer(self._headers, body), events)
 
     _HANDLERS: ClassVar[Mapping[str, Callable[[ResponseStream, EventOut, list[Event]], None]]] = {
         "response.output_text.delta": _text_delta,
@@ -568,7 +476,3 @@ def _id_of(raw: msgspec.Raw) -> str | None:
         return _named.decode(raw).id
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def _is_last(event: Event) -> bool:
-    return isinstance(event, Finished)

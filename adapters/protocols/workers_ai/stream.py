@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from typing_extensions import override
 
 from adapters.body import ABSENT
-from adapters.chat import ChoiceEnd, Event, Finished, TextDelta, UsageReport, as_events
-from adapters.classify import request_id
-from adapters.contract import Batch
-from adapters.errors import Broken, ProviderError
+from adapters.chat import ChoiceEnd, Event, TextDelta
+from adapters.errors import Broken
 from adapters.protocols.workers_ai import answers, failures, schema
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
-from metering.usage import NOTHING
+from adapters.sse import ServerSentEvent
+from adapters.streams import ProvenStream
 
 _SENTINEL = b"[DONE]"
 _TEXT_BEGINS = b'{"response":"'
@@ -26,79 +25,18 @@ _text_chunk = msgspec.json.Decoder(schema.TextChunk).decode
 _NAMES = frozenset({"", "message", "error"})
 
 
-class WorkersStream:
-    """
-    One stream; a `StreamParser`.
-
-    Some models do not heed `stream`, and none does in JSON mode: an answer that came as one JSON body is read as if it
-    had been streamed.
-    """
+class WorkersStream(ProvenStream):
+    """One stream; a `StreamParser`. Some models do not heed `stream`, and none does in JSON mode."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        self._headers = headers
-        self._body = EventsOrJson()
+        super().__init__(headers)
         self._readers: dict[int, answers.Reader] = {}
-        self._usage = NOTHING
-        self._id: str | None = None
-        self._model: str | None = None
-        self._failure: ProviderError | None = None
-        self._finished = False
-        self._payloads = 0
         #: The one choice of the native shape has said something, and goes on.
         self._speaks = False
 
-    @property
-    def finished(self) -> bool:
-        return self._finished
-
-    @property
-    def payloads(self) -> int:
-        return self._payloads
-
-    def feed(self, data: bytes) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        try:
-            self._take(self._body.feed(data), events)
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        return self._given(events) if self._finished or self._failure is not None else events
-
-    def close(self) -> Batch:
-        if self._failure is not None:
-            raise self._failure
-        events: list[Event] = []
-        try:
-            if (whole := self._body.json) is not None:
-                if not self._finished:
-                    self._take_whole(whole, events)
-            else:
-                self._take(self._body.close(), events)
-                if isinstance(self._failure, Broken):
-                    # The event that was left open was cut short, and no more can be said of it.
-                    self._failure = None
-        except EventTooLarge as error:
-            self._fail(Broken("an event of the stream is too large", code="response_too_large"), error)
-        if not self._finished and self._failure is None:
-            self._fail(Broken("the stream ended without proof that it is complete", code="no_terminal"))
-        return self._given(events)
-
-    def _given(self, events: list[Event]) -> Batch:
-        if self._failure is not None and not events:
-            raise self._failure
-        if self._finished and len(events) > 1:
-            # Usage that came behind the sentinel, in the same bytes: Finished stays the last event.
-            events.sort(key=lambda event: isinstance(event, Finished))
-        return events
-
-    def _fail(self, failure: ProviderError, cause: BaseException | None = None) -> None:
-        if self._failure is None:
-            failure.__cause__ = cause
-            self._failure = failure
-
     # -------------------------------------------------------------- events
 
+    @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for event, data in received:
             if self._speaks and data[:13] == _TEXT_BEGINS and not event:
@@ -133,10 +71,7 @@ class WorkersStream:
                 self._fail(error)
             return
         if chunk.usage is not None:
-            usage = self._usage.merge(answers.read_usage(chunk.usage))
-            if usage != self._usage:
-                self._usage = usage
-                events.append(UsageReport(usage=usage))
+            self._report(self._usage.merge(answers.read_usage(chunk.usage)), None, events)
         if self._finished:
             return
         if event == "error" or answers.is_failed(chunk):
@@ -195,32 +130,17 @@ class WorkersStream:
             return
         for reader in self._readers.values():
             reader.end(b"", self._id, events)
-        self._finished = True
         self._speaks = False
-        events.append(
-            Finished(
-                ends=tuple(
-                    ChoiceEnd(
-                        choice=index,
-                        stop_reason=answers.stop_reason(
-                            reader.finish or "", refused=reader.refused, called=reader.called
-                        ),
-                        native_stop_reason=reader.finish or "",
-                    )
-                    for index, reader in sorted(self._readers.items())
-                ),
-                response_id=self._id,
-                served_model=self._model,
-                provider_request_id=request_id(self._headers),
+        ends = (
+            ChoiceEnd(
+                choice=index,
+                stop_reason=answers.stop_reason(reader.finish or "", refused=reader.refused, called=reader.called),
+                native_stop_reason=reader.finish or "",
             )
+            for index, reader in sorted(self._readers.items())
         )
+        self._finish(ends, events)
 
+    @override
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
-        self._payloads += 1
-        try:
-            response = answers.parse_answer(self._headers, body)
-        except ProviderError as error:
-            self._fail(error)
-            return
-        events.extend(as_events(response))
-        self._finished = True
+        self._take_answer(answers.parse_answer(self._headers, body), events)
