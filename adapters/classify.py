@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import msgspec
 
@@ -107,6 +108,28 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
             and (self.retry_after is None or self.retry_after == retry_after)
             and (self.message is None or self.message.search(failure.message) is not None)
         )
+
+
+def failure_in(
+    body: bytes, read: Callable[[dict[str, Any]], Failure], *, status: int, headers: Mapping[str, str]
+) -> Failure:
+    """
+    What the body of an error response says. `read` is asked of an object; of anything else, a proxy's page or text, the
+    prose counts, and "not_json" marks what no API has written.
+    """
+    try:
+        content: Any = msgspec.json.decode(body) if body.strip() else None
+    except (msgspec.DecodeError, RecursionError):
+        content = None
+    if isinstance(content, dict):
+        return read(content)
+    marks = frozenset({"not_json"}) if content is None else frozenset[str]()
+    return Failure(status=status, message=prose_of(body), headers=headers, marks=marks)
+
+
+def prose_of(body: bytes) -> str:
+    """The start of what is no JSON, for rules to match; nothing of what is HTML."""
+    return "" if b"<" in body[:64] else body[:512].decode(errors="replace")
 
 
 def classify(table: Sequence[Rule], failure: Failure) -> Rejected:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify
+from adapters.classify import Failure, Rule, classify, failure_in, prose_of
 from adapters.contract import ToldError
 from adapters.errors import ErrorClass, Rejected
 
@@ -80,14 +80,11 @@ _TYPE_OF: dict[int, str] = {status: name for name, status in _STATUS_OF.items()}
 
 def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejected:
     """An HTTP error, whatever its body."""
-    try:
-        content: Any = msgspec.json.decode(body) if body.strip() else None
-    except (msgspec.DecodeError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        marks = frozenset({"not_json"}) if content is None else frozenset[str]()
-        return classify(TABLE, Failure(status=status, message=_text(body), headers=headers, marks=marks))
-    return classify(TABLE, _failure(content.get("error", content), status=status, headers=headers))
+
+    def read(content: dict[str, Any]) -> Failure:
+        return _failure(content.get("error", content), status=status, headers=headers)
+
+    return classify(TABLE, failure_in(body, read, status=status, headers=headers))
 
 
 def from_error(error: bytes | msgspec.Raw, *, headers: Mapping[str, str]) -> Rejected:
@@ -103,11 +100,7 @@ def from_error(error: bytes | msgspec.Raw, *, headers: Mapping[str, str]) -> Rej
 
 def from_text(error: bytes, *, headers: Mapping[str, str]) -> Rejected:
     """An error event whose data is no JSON."""
-    return classify(TABLE, Failure(status=None, message=_text(error), headers=headers))
-
-
-def _text(body: bytes) -> str:
-    return "" if b"<" in body[:64] else body[:512].decode(errors="replace")
+    return classify(TABLE, Failure(status=None, message=prose_of(error), headers=headers))
 
 
 def _failure(error: object, *, status: int | None, headers: Mapping[str, str]) -> Failure:

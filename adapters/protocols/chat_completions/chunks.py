@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from adapters import openai_errors
 from adapters.chat import (
     Finished,
     ImageOutput,
@@ -31,33 +32,10 @@ from metering.usage import NOTHING
 _encode = msgspec.json.Encoder().encode
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,18})?", re.ASCII)
 
-#: The words of OpenAI's error types, by status.
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-    499: "cancelled_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
 
 def render_error(error: ToldError) -> bytes:
     """OpenAI's envelope, with our stable code in it."""
-    usual = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
-    inner: dict[str, Any] = {
-        "message": error.message,
-        "type": _TYPES.get(error.status, usual),
-        "param": error.param,
-        "code": error.code,
-    }
-    if error.request_id is not None:
-        inner["request_id"] = error.request_id
-    return _encode({"error": inner})
+    return _encode({"error": openai_errors.told(error)})
 
 
 class ChunkRenderer:

@@ -1,5 +1,5 @@
 """
-The error table of Chat Completions, and the envelopes its many speakers put an error in.
+The error table of Chat Completions, and what its many speakers put into the envelope.
 
 Sources: OpenAI's error guide and client, and the documented or recorded errors of Groq, OpenRouter, Cerebras, DeepSeek,
 Mistral, xAI, Z.ai, NVIDIA, Azure, vLLM, Ollama and OpenCode.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify
+from adapters.classify import Failure, Rule, classify, failure_in
 from adapters.errors import ErrorClass, Rejected
+from adapters.openai_errors import error_of, failure_of, with_status
 
 _NO_CREDIT = frozenset(
     {
@@ -103,24 +105,14 @@ _STATUS_OF: dict[str, int] = {
 
 def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejected:
     """An HTTP error, whatever its body."""
-    try:
-        content: Any = msgspec.json.decode(body) if body.strip() else None
-    except (msgspec.DecodeError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        text = "" if b"<" in body[:64] else body[:512].decode(errors="replace")
-        marks = frozenset({"not_json"}) if content is None else frozenset[str]()
-        return classify(TABLE, Failure(status=status, message=text, headers=headers, marks=marks))
-    return classify(TABLE, _failure(content, status=status, headers=headers))
+    read = partial(_failure, status=status, headers=headers)
+    return classify(TABLE, failure_in(body, read, status=status, headers=headers))
 
 
 def from_error(error: object, *, headers: Mapping[str, str]) -> Rejected:
     """An `error` that came where an answer should: in a chunk of a stream, or in a body under 200."""
     failure = _failure({"error": error}, status=None, headers=headers)
-    status = failure.status or next(
-        (_STATUS_OF[c] for code in failure.codes if (c := code.lower()) in _STATUS_OF), None
-    )
-    return classify(TABLE, msgspec.structs.replace(failure, status=status))
+    return classify(TABLE, with_status(failure, _STATUS_OF))
 
 
 def from_finish_reason(reason: str, *, headers: Mapping[str, str]) -> Rejected:
@@ -137,54 +129,17 @@ def is_failed_finish(reason: str | None) -> bool:
 
 
 def _failure(content: Mapping[str, Any], *, status: int | None, headers: Mapping[str, str]) -> Failure:
-    error = content.get("error")
-    if isinstance(error, dict):
-        inner = error
-    elif isinstance(error, str):
-        inner = {**content, "message": error}  # xAI, Ollama
-    else:
-        inner = dict(content)  # Cerebras and Mistral unwrapped, problem+json, FastAPI
-
-    metadata = inner.get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
-    code = inner.get("code")
-    for own in (inner.get("status_code"), code, inner.get("status")):
-        # The provider's number inside the body tells more than a 200 around it, never more than an error status.
-        if status is None and isinstance(own, int) and 300 <= own < 600:
-            status = own
-    message, param = _prose(inner)
-    return Failure(
-        status=status,
-        codes=tuple(
-            str(word)
-            for word in (code, inner.get("type"), metadata.get("error_type"))
-            if isinstance(word, str | int) and not isinstance(word, bool) and str(word)
-        ),
-        message=message,
-        param=param,
-        headers=headers,
-        marks=_marks(metadata),
-    )
-
-
-def _marks(metadata: Mapping[str, Any]) -> frozenset[str]:
-    marks = set()
-    if "reasons" in metadata or "flagged_input" in metadata:
-        marks.add("moderation")
-    if metadata.get("provider_name"):
-        marks.add("aggregator")
-    return frozenset(marks)
-
-
-def _prose(inner: Mapping[str, Any]) -> tuple[str, str | None]:
-    detail = inner.get("detail")
+    error = error_of(content)
+    failure = failure_of(error, status=status, headers=headers)
+    detail = error.get("detail")
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         # FastAPI: [{loc: ["body", "messages", 0, ...], msg, input}]; the input is the caller's own text.
         location = detail[0].get("loc")
-        return "", _path(location) if isinstance(location, list) else None
-    param = inner.get("param")
-    message = next((text for text in (inner.get("message"), detail) if isinstance(text, str)), "")
-    return message[:2048], param if isinstance(param, str) else None
+        param = _path(location) if isinstance(location, list) else None
+        return msgspec.structs.replace(failure, message="", param=param)
+    if isinstance(detail, str) and not isinstance(error.get("message"), str):
+        return msgspec.structs.replace(failure, message=detail[:2048])
+    return failure
 
 
 def _path(location: list[Any]) -> str:

@@ -1,5 +1,5 @@
 """
-The error table of Responses, and the envelopes its speakers put an error in.
+The error table of Responses.
 
 Sources: OpenAI's error guide (https://platform.openai.com/docs/guides/error-codes), the codes of `response.error` in
 its published schema, and recorded errors of OpenAI, Azure, OpenRouter and of the servers that copy the format.
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify
+from adapters.classify import Failure, Rule, classify, failure_in
 from adapters.errors import ErrorClass, Rejected
+from adapters.openai_errors import error_of, failure_of, with_status
 
 _NO_CREDIT = frozenset(
     {
@@ -139,24 +141,14 @@ _STATUS_OF: dict[str, int] = {
 
 def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejected:
     """An HTTP error, whatever its body."""
-    try:
-        content: Any = msgspec.json.decode(body) if body.strip() else None
-    except (msgspec.DecodeError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        text = "" if b"<" in body[:64] else body[:512].decode(errors="replace")
-        marks = frozenset({"not_json"}) if content is None else frozenset[str]()
-        return classify(TABLE, Failure(status=status, message=text, headers=headers, marks=marks))
-    return classify(TABLE, _failure(content, status=status, headers=headers))
+    read = partial(_failure, status=status, headers=headers)
+    return classify(TABLE, failure_in(body, read, status=status, headers=headers))
 
 
 def from_error(error: object, *, headers: Mapping[str, str]) -> Rejected:
     """An error that came where an answer should: in an event of a stream, or in a body under 200."""
     failure = _failure({"error": error}, status=None, headers=headers)
-    status = failure.status or next(
-        (_STATUS_OF[c] for code in failure.codes if (c := code.lower()) in _STATUS_OF), None
-    )
-    return classify(TABLE, msgspec.structs.replace(failure, status=status))
+    return classify(TABLE, with_status(failure, _STATUS_OF))
 
 
 def ended(status: str, *, headers: Mapping[str, str]) -> Rejected:
@@ -165,40 +157,6 @@ def ended(status: str, *, headers: Mapping[str, str]) -> Rejected:
 
 
 def _failure(content: Mapping[str, Any], *, status: int | None, headers: Mapping[str, str]) -> Failure:
-    error = content.get("error")
-    if isinstance(error, dict):
-        inner = error
-    elif isinstance(error, str):
-        inner = {**content, "message": error}
-    else:
-        inner = dict(content)
-
-    metadata = inner.get("metadata")
-    metadata = metadata if isinstance(metadata, dict) else {}
-    code = inner.get("code")
-    for own in (inner.get("status_code"), code, inner.get("status")):
-        # The provider's number inside the body tells more than a 200 around it, never more than an error status.
-        if status is None and isinstance(own, int) and 300 <= own < 600:
-            status = own
-    message, param = inner.get("message"), inner.get("param")
-    return Failure(
-        status=status,
-        codes=tuple(
-            str(word)
-            for word in (code, inner.get("type"), metadata.get("error_type"))
-            if isinstance(word, str | int) and not isinstance(word, bool) and str(word) not in {"", "error"}
-        ),
-        message=message[:2048] if isinstance(message, str) else "",
-        param=param if isinstance(param, str) else None,
-        headers=headers,
-        marks=_marks(metadata),
-    )
-
-
-def _marks(metadata: Mapping[str, Any]) -> frozenset[str]:
-    marks = set()
-    if "reasons" in metadata or "flagged_input" in metadata:
-        marks.add("moderation")
-    if metadata.get("provider_name"):
-        marks.add("aggregator")
-    return frozenset(marks)
+    failure = failure_of(error_of(content), status=status, headers=headers)
+    # "error" is what the event is called that may be the error itself.
+    return msgspec.structs.replace(failure, codes=tuple(code for code in failure.codes if code != "error"))

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from adapters import openai_errors
 from adapters.chat import (
     Finished,
     ImageOutput,
@@ -32,37 +33,10 @@ from metering.usage import NOTHING
 
 _encode = msgspec.json.Encoder().encode
 
-#: The words of OpenAI's error types, by status.
-_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-    499: "cancelled_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
 
 def render_error(error: ToldError) -> bytes:
     """OpenAI's envelope, with our stable code in it."""
-    return _encode({"error": _inner_error(error)})
-
-
-def _inner_error(error: ToldError) -> dict[str, Any]:
-    usual = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
-    inner: dict[str, Any] = {
-        "message": error.message,
-        "type": _TYPES.get(error.status, usual),
-        "param": error.param,
-        "code": error.code,
-    }
-    if error.request_id is not None:
-        inner["request_id"] = error.request_id
-    return inner
+    return _encode({"error": openai_errors.told(error)})
 
 
 class _Part:
@@ -157,7 +131,7 @@ class EventRenderer:
         """
         self._say()
         self._begin()
-        inner = _inner_error(error)
+        inner = openai_errors.told(error)
         told = {name: inner[name] for name in ("code", "message", "param")}
         self._event("error", **told, error=inner)
         failed = {"code": _failed_code(error.status), "message": error.message}
