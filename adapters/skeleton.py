@@ -63,6 +63,7 @@ from adapters.contract import (
 )
 from adapters.errors import Broken, ErrorClass, ProviderError, Rejected, RequestNotExpressible
 from adapters.figures import count
+from adapters.sending import add_extra, post
 from adapters.sse import ServerSentEvent
 from adapters.streams import ProvenStream
 from metering.usage import NOTHING, Usage
@@ -176,13 +177,7 @@ class Skeleton:
             del fields[name]
             dropped.append(name)
         fields.update(endpoint.force)
-        accept = "text/event-stream" if stream else "application/json"
-        return HttpRequest(
-            path="/talk",
-            headers={"content-type": "application/json", "accept": accept},
-            body=_encode(fields),
-            dropped=tuple(dropped),
-        )
+        return post("/talk", fields, dropped, stream=stream)
 
     # -------------------------------------------------------------- answers
 
@@ -310,10 +305,7 @@ class _Writer:
             fields[endpoint.max_tokens_field or "limit"] = limit
         if request.tools:
             fields["tools"] = [self._tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
-        for name, raw in request.extra.items():
-            if name in fields or name in _ENVELOPE:
-                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
-            fields[name] = raw
+        add_extra(fields, request, _ENVELOPE)
         return fields
 
     def _refuse(self, path: str, setting: str) -> None:

@@ -20,10 +20,10 @@ import msgspec
 
 from adapters.chat import ChatRequest, ChatResponse
 from adapters.contract import AnswerHead, Endpoint, HttpRequest, StreamParser, StreamRenderer, ToldError, UpstreamCall
+from adapters.envelope import Envelope, envelope
 from adapters.errors import Broken, ProviderError
 from adapters.protocols.anthropic_messages import answers, failures, requests, writing
 from adapters.protocols.anthropic_messages.rendering import MessageRenderer
-from adapters.protocols.anthropic_messages.requests import Envelope, envelope
 from adapters.protocols.anthropic_messages.stream import MessageStream
 
 __all__ = ["AnthropicMessages", "Envelope", "envelope"]

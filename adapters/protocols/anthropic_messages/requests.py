@@ -42,23 +42,6 @@ _TOOL_FIELDS = frozenset(field.name for field in msgspec.structs.fields(schema.T
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of how it wants to be served, not of the chat. Usage is always told in this API."""
-
-    model: str | None = None
-    stream: bool = False
-    include_usage: bool = True
-
-
-def envelope(request: ChatRequest) -> Envelope:
-    """Of a request that `parse_request` gave."""
-    fields = request.native.fields if request.native is not None else {}
-    return Envelope(
-        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
-        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
-    )
-
-
 def parse_request(body: bytes) -> ChatRequest:
     """
     Raises `MalformedRequest`, which names the field and repeats none of its content.

@@ -43,6 +43,7 @@ from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import RequestNotExpressible
 from adapters.protocols.anthropic_messages.answers import NAME, object_of
 from adapters.reasoning import budget_of, effort_of
+from adapters.sending import add_extra, post
 
 _PATH = "/messages"
 _COUNT_PATH = "/messages/count_tokens"
@@ -63,7 +64,6 @@ _COUNTED = frozenset(
     {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "cache_control", "speed"}
 )
 
-_encode = msgspec.json.Encoder().encode
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -93,13 +93,9 @@ def render_count(call: UpstreamCall) -> HttpRequest:
 
 
 def _http(path: str, fields: dict[str, Any], dropped: list[str], endpoint: Endpoint, *, stream: bool) -> HttpRequest:
-    headers = {
-        "content-type": "application/json",
-        "accept": "text/event-stream" if stream else "application/json",
-    }
-    if not any(name.lower() == "anthropic-version" for name in endpoint.headers):
-        headers["anthropic-version"] = _VERSION
-    return HttpRequest(path=path, headers=headers, body=_encode(fields), dropped=tuple(dict.fromkeys(dropped)))
+    told = any(name.lower() == "anthropic-version" for name in endpoint.headers)
+    headers = {} if told else {"anthropic-version": _VERSION}
+    return post(path, fields, list(dict.fromkeys(dropped)), stream=stream, headers=headers)
 
 
 def _rendered(call: UpstreamCall) -> tuple[dict[str, Any], list[str]]:
@@ -193,10 +189,7 @@ class _Rendering:
             "metadata": {"user_id": request.end_user} if request.end_user is not None else None,
         }
         fields = {name: value for name, value in rendered.items() if value is not None}
-        for name, value in request.extra.items():
-            if name in fields or name in _ENVELOPE:
-                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
-            fields[name] = value
+        add_extra(fields, request, _ENVELOPE)
         return fields
 
     # ---------------------------------------------------------- conversation

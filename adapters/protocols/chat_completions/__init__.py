@@ -30,11 +30,12 @@ from adapters.contract import (
     ToldError,
     UpstreamCall,
 )
+from adapters.envelope import Envelope
 from adapters.errors import ProviderError
 from adapters.protocols.chat_completions import answers, embeddings, failures, requests
 from adapters.protocols.chat_completions.chunks import ChunkRenderer, render_error
 from adapters.protocols.chat_completions.embeddings import EmbeddingEnvelope, embedding_envelope
-from adapters.protocols.chat_completions.requests import Envelope, envelope
+from adapters.protocols.chat_completions.requests import envelope
 from adapters.protocols.chat_completions.stream import ChatStream
 
 __all__ = ["ChatCompletions", "EmbeddingEnvelope", "Envelope", "embedding_envelope", "envelope"]

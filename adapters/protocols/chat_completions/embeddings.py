@@ -25,6 +25,7 @@ from adapters.errors import Broken, MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import answers, failures
 from adapters.protocols.chat_completions.answers import NAME
 from adapters.protocols.chat_completions.schema import Count, Name, UsageOut
+from adapters.sending import omit, post
 from metering.usage import NOTHING, Usage
 
 _PATH = "/embeddings"
@@ -140,18 +141,10 @@ def render_request(call: EmbeddingCall) -> HttpRequest:
             "user": request.end_user,
         }
         fields = {name: value for name, value in fields.items() if value is not None}
-    for name in sorted(endpoint.omit & fields.keys()):
-        if name not in endpoint.force:
-            dropped.append(name)
-        del fields[name]
+    omit(fields, endpoint, dropped)
     fields["model"] = call.model
     fields.update(endpoint.force)
-    return HttpRequest(
-        path=_PATH,
-        headers={"content-type": "application/json", "accept": "application/json"},
-        body=_encode(fields),
-        dropped=tuple(dropped),
-    )
+    return post(_PATH, fields, dropped, stream=False)
 
 
 def parse_response(headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:

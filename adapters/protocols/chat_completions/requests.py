@@ -32,10 +32,13 @@ from adapters.chat import (
     ToolChoice,
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.envelope import Envelope
+from adapters.envelope import envelope as envelope_of
 from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import answers, schema
 from adapters.protocols.chat_completions.answers import NAME
 from adapters.reasoning import budget_of, effort_of
+from adapters.sending import add_extra, omit, post
 
 _PATH = "/chat/completions"
 
@@ -60,28 +63,15 @@ _REASONING_FIELDS = frozenset(
 #: The same of a message: what was thought.
 _REASONING_MARKS = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
 
-_encode = msgspec.json.Encoder().encode
 _items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of how it wants to be served, not of the chat."""
-
-    model: str | None = None
-    stream: bool = False
-    include_usage: bool = False
-
-
 def envelope(request: ChatRequest) -> Envelope:
-    """Of a request that `parse_request` gave."""
-    fields = request.native.fields if request.native is not None else {}
-    options = fields.get("stream_options")
+    """Of a request that `parse_request` gave. Usage is told in a stream where that is asked."""
+    options = request.native.fields.get("stream_options") if request.native is not None else None
     streamed = msgspec.json.decode(options, type=schema.StreamOptions | None) if options is not None else None
-    return Envelope(
-        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
-        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
-        include_usage=streamed is not None and streamed.include_usage is True,
-    )
+    asked = streamed is not None and streamed.include_usage is True
+    return msgspec.structs.replace(envelope_of(request), include_usage=asked)
 
 
 # ------------------------------------------------------------------- reading
@@ -340,10 +330,7 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
         fields = _canonical_fields(request, endpoint, dropped)
     options = fields.pop("stream_options", None)
     fields.pop("stream", None)
-    for name in sorted(endpoint.omit & fields.keys()):
-        if name not in endpoint.force:
-            dropped.append(name)
-        del fields[name]
+    omit(fields, endpoint, dropped)
     fields["model"] = call.model
     if stream:
         fields["stream"] = True
@@ -351,15 +338,7 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
             asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
             fields["stream_options"] = {**(asked if isinstance(asked, dict) else {}), "include_usage": True}
     fields.update(endpoint.force)
-    return HttpRequest(
-        path=_PATH,
-        headers={
-            "content-type": "application/json",
-            "accept": "text/event-stream" if stream else "application/json",
-        },
-        body=_encode(fields),
-        dropped=tuple(dropped),
-    )
+    return post(_PATH, fields, dropped, stream=stream)
 
 
 def _native_fields(
@@ -486,10 +465,7 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint, dropped: list[st
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     _render_reasoning_wanted(request, endpoint, fields, dropped)
-    for name, value in request.extra.items():
-        if name in fields or name in _ENVELOPE:
-            raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
-        fields[name] = value
+    add_extra(fields, request, _ENVELOPE)
     return fields
 
 

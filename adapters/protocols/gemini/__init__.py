@@ -30,9 +30,10 @@ from adapters.contract import (
     ToldError,
     UpstreamCall,
 )
+from adapters.envelope import Envelope
 from adapters.errors import ProviderError
 from adapters.protocols.gemini import answers, embeddings, failures, rendering, requests
-from adapters.protocols.gemini.requests import Envelope, envelope
+from adapters.protocols.gemini.requests import envelope
 from adapters.protocols.gemini.stream import GeminiStream
 
 __all__ = ["Envelope", "Gemini", "envelope"]

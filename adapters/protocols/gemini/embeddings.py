@@ -18,6 +18,7 @@ from adapters.contract import EmbeddingCall, EmbeddingRequest, EmbeddingResponse
 from adapters.errors import Broken, MalformedRequest, RequestNotExpressible
 from adapters.protocols.gemini import failures, requests, schema
 from adapters.protocols.gemini.answers import NAME
+from adapters.sending import post
 from metering.usage import NOTHING, Usage
 
 _PURPOSES = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT"}
@@ -131,12 +132,7 @@ def render_request(call: EmbeddingCall) -> HttpRequest:
         del fields[name]
         dropped.append(name)
     fields.update(endpoint.force)
-    return HttpRequest(
-        path=path,
-        headers={"content-type": "application/json", "accept": "application/json"},
-        body=_encode(fields),
-        dropped=tuple(dropped),
-    )
+    return post(path, fields, dropped, stream=False)
 
 
 def _entry(call: EmbeddingCall, number: int, model: str) -> dict[str, Any]:

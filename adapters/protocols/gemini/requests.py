@@ -38,10 +38,12 @@ from adapters.chat import (
     ToolChoice,
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.envelope import Envelope
 from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.gemini import openapi, signatures
 from adapters.protocols.gemini.answers import NAME
 from adapters.reasoning import budget_of, effort_of
+from adapters.sending import add_extra, post
 from adapters.urls import path_step
 
 _Fields = dict[str, msgspec.Raw]
@@ -61,20 +63,11 @@ _PATH_CHARACTERS = 96
 #: Kept on Google's side, where no one else can read them.
 _GOOGLES_OWN = ("gs://", "https://generativelanguage.googleapis.com/")
 
-_encode = msgspec.json.Encoder().encode
 _object_in = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of how it wants to be served, not of the chat. Here the address says it; the body seldom."""
-
-    model: str | None = None
-    stream: bool = False
-    include_usage: bool = True
-
-
 def envelope(request: ChatRequest) -> Envelope:
-    """Of a request that `parse_request` gave."""
+    """Of a request that `parse_request` gave. Here the address says it; the body seldom."""
     fields = request.native.fields if request.native is not None else {}
     model = msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None
     return Envelope(model=model.removeprefix("models/") if model else None)
@@ -548,15 +541,7 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     _omit(fields, endpoint, dropped)
     fields.update(endpoint.force)
     verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
-    return HttpRequest(
-        path=path_of(call.model, verb),
-        headers={
-            "content-type": "application/json",
-            "accept": "text/event-stream" if stream else "application/json",
-        },
-        body=_encode(fields),
-        dropped=tuple(dropped),
-    )
+    return post(path_of(call.model, verb), fields, dropped, stream=stream)
 
 
 def _omit(fields: dict[str, Any], endpoint: Endpoint, dropped: list[str]) -> None:
@@ -625,10 +610,7 @@ class _Writer:
             "store": request.store,
         }
         fields = {name: value for name, value in fields.items() if value is not None}
-        for name, raw in request.extra.items():
-            if name in fields or name in _ENVELOPE:
-                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
-            fields[name] = raw
+        add_extra(fields, request, _ENVELOPE)
         return fields
 
     def _refuse(self, path: str, reason: str, *keys: str) -> None:

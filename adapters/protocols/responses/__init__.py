@@ -20,9 +20,9 @@ from collections.abc import Mapping
 
 from adapters.chat import ChatRequest, ChatResponse
 from adapters.contract import AnswerHead, Endpoint, HttpRequest, StreamParser, StreamRenderer, ToldError, UpstreamCall
+from adapters.envelope import Envelope, envelope
 from adapters.errors import ProviderError
 from adapters.protocols.responses import answers, failures, rendering, requests, writing
-from adapters.protocols.responses.requests import Envelope, envelope
 from adapters.protocols.responses.stream import ResponseStream
 
 __all__ = ["Envelope", "Responses", "envelope"]

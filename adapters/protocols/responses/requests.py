@@ -44,24 +44,6 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
 
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of how it wants to be served, not of the chat."""
-
-    model: str | None = None
-    stream: bool = False
-    #: This protocol always tells it.
-    include_usage: bool = True
-
-
-def envelope(request: ChatRequest) -> Envelope:
-    """Of a request that `parse_request` gave."""
-    fields = request.native.fields if request.native is not None else {}
-    return Envelope(
-        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
-        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
-    )
-
-
 # ------------------------------------------------------------------- reading
 
 

@@ -43,13 +43,12 @@ from adapters.errors import RequestNotExpressible
 from adapters.protocols.responses.answers import MADE_THOUGHT, NAME
 from adapters.protocols.responses.requests import ENCRYPTED, LOGPROBS
 from adapters.reasoning import effort_of
+from adapters.sending import add_extra, omit, post
 
 _PATH = "/responses"
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
-
-_encode = msgspec.json.Encoder().encode
 
 
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
@@ -66,23 +65,12 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     fields.pop("stream", None)
     if not stream:
         fields.pop("stream_options", None)
-    for name in sorted(endpoint.omit & fields.keys()):
-        if name not in endpoint.force:
-            dropped.append(name)
-        del fields[name]
+    omit(fields, endpoint, dropped)
     fields["model"] = call.model
     if stream:
         fields["stream"] = True
     fields.update(endpoint.force)
-    return HttpRequest(
-        path=_PATH,
-        headers={
-            "content-type": "application/json",
-            "accept": "text/event-stream" if stream else "application/json",
-        },
-        body=_encode(fields),
-        dropped=tuple(dropped),
-    )
+    return post(_PATH, fields, dropped, stream=stream)
 
 
 def _native_fields(
@@ -195,10 +183,7 @@ class _Writer:
         fields = {name: value for name, value in fields.items() if value is not None}
         if "store" not in self._endpoint.omit:
             fields["store"] = store is True
-        for name, value in request.extra.items():
-            if name in fields or name in _ENVELOPE:
-                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
-            fields[name] = value
+        add_extra(fields, request, _ENVELOPE)
         return fields
 
     def _refuse_unknown(self) -> None:

@@ -27,9 +27,9 @@ from adapters.contract import (
     ToldError,
     UpstreamCall,
 )
+from adapters.envelope import Envelope, envelope
 from adapters.errors import ProviderError
 from adapters.protocols.workers_ai import answers, embeddings, failures, rendering, requests
-from adapters.protocols.workers_ai.requests import Envelope, envelope
 from adapters.protocols.workers_ai.stream import WorkersStream
 
 __all__ = ["Envelope", "WorkersAI", "envelope"]

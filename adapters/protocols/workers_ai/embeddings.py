@@ -20,6 +20,7 @@ from adapters.protocols.workers_ai import failures, schema
 from adapters.protocols.workers_ai.answers import NAME, read_usage
 from adapters.protocols.workers_ai.rendering import render_usage
 from adapters.protocols.workers_ai.requests import path_of
+from adapters.sending import post
 from metering.usage import NOTHING
 
 _encode = msgspec.json.Encoder().encode
@@ -71,12 +72,7 @@ def render_request(call: EmbeddingCall) -> HttpRequest:
         del fields[name]
         dropped.append(name)
     fields.update(endpoint.force)
-    return HttpRequest(
-        path=path_of(call.model),
-        headers={"content-type": "application/json", "accept": "application/json"},
-        body=_encode(fields),
-        dropped=tuple(dropped),
-    )
+    return post(path_of(call.model), fields, dropped, stream=False)
 
 
 def parse_response(headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:

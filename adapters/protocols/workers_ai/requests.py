@@ -36,6 +36,7 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.workers_ai import schema
 from adapters.protocols.workers_ai.answers import NAME
 from adapters.reasoning import effort_of
+from adapters.sending import add_extra, post
 from adapters.urls import path_step
 
 #: Top-level fields that are ours to write.
@@ -54,26 +55,8 @@ _READ = {
 }
 _PATH_CHARACTERS = 96
 
-_encode = msgspec.json.Encoder().encode
 _items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
 _text = msgspec.json.Decoder(str)
-
-
-class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request says of how it wants to be served, not of the chat."""
-
-    model: str | None = None
-    stream: bool = False
-    include_usage: bool = True
-
-
-def envelope(request: ChatRequest) -> Envelope:
-    """Of a request that `parse_request` gave."""
-    fields = request.native.fields if request.native is not None else {}
-    return Envelope(
-        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
-        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
-    )
 
 
 # ------------------------------------------------------------------- reading
@@ -253,10 +236,7 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
         del fields[name]
         dropped.append(name)
     fields.update(endpoint.force)
-    headers = {
-        "content-type": "application/json",
-        "accept": "text/event-stream" if stream else "application/json",
-    }
+    headers = {}
     key = request.prompt_cache_key
     if key is not None and "prompt_cache_key" not in endpoint.omit:
         if not (key.isascii() and key.isprintable() and len(key) <= 256):
@@ -264,7 +244,7 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
         headers[_AFFINITY] = key
     elif key is not None:
         dropped.append("prompt_cache_key")
-    return HttpRequest(path=path_of(call.model), headers=headers, body=_encode(fields), dropped=tuple(dropped))
+    return post(path_of(call.model), fields, dropped, stream=stream, headers=headers)
 
 
 class _Writer:
@@ -305,10 +285,7 @@ class _Writer:
             "reasoning_effort": self._effort(),
         }
         fields = {name: value for name, value in fields.items() if value is not None}
-        for name, raw in request.extra.items():
-            if name in fields or name in _ENVELOPE:
-                raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
-            fields[name] = raw
+        add_extra(fields, request, _ENVELOPE)
         return fields
 
     def _refuse(self, path: str, reason: str, *keys: str) -> None:
