@@ -25,6 +25,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from adapters.body import given
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -117,7 +118,7 @@ def _rendered(call: UpstreamCall) -> tuple[dict[str, Any], list[str]]:
 
 def _switch_off(fields: dict[str, Any], dropped: list[str]) -> None:
     """The profile asks for no reasoning: what a request of this protocol says of it."""
-    thinking = fields.get("thinking")
+    thinking = given(fields["thinking"]) if "thinking" in fields else None
     if thinking is not None and _fields.decode(thinking).get("type") != msgspec.Raw(b'"disabled"'):
         dropped.append("thinking")
     fields["thinking"] = {"type": "disabled"}

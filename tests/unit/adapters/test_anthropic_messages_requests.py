@@ -348,6 +348,7 @@ def test_reasoning_off_switches_it_off_in_a_native_request_too():
     assert json.loads(rendered.body)["thinking"] == {"type": "disabled"}
     assert rendered.dropped == ("thinking",)
     assert sent(parse(thinking={"type": "disabled"}), reasoning="off").dropped == ()
+    assert sent(parse(thinking=None), reasoning="off").dropped == ()
 
 
 @pytest.mark.parametrize("name", ["anthropic-version", "Anthropic-Version"])
