@@ -51,6 +51,7 @@ _TRAIL_BYTES = 64 * 1024
 #: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
 _KEEP_ALIVE_S = 15.0
 _READ_BUFFER_BYTES = 64 * 1024
+_WHITE = b" \t\r\n\xef\xbb\xbf"
 #: As `MAX_VALUES`, with room for the numbers of 2,048 embeddings.
 _MAX_NUMBERS = 8_000_000
 
@@ -163,12 +164,15 @@ class Upstream:
             call.endpoint, "POST", request.path, request.headers, request.body, clock, encoding="gzip, deflate"
         )
         left = remaining(response.headers, clock.now())
+        body = _Body(response, call.endpoint, clock)
         try:
-            body = await _Body(response, call.endpoint, clock).whole(max_values)
+            said = await body.whole(max_values)
             with _shallow:
-                answer = parse(response.status, response.headers, body)
+                answer = parse(response.status, response.headers, said)
         except ProviderError as error:
             error.remaining = left
+            if isinstance(error, Broken):
+                error.answered = body.begun and 200 <= response.status < 300
             raise
         finally:
             response.close()
@@ -208,8 +212,11 @@ class Upstream:
         finally:
             response.close()
 
-    async def health_check(self, endpoint: Endpoint) -> None:
-        """GET of the model list, or of what the endpoint names. A provider that answers that it has none is up."""
+    async def health_check(self, endpoint: Endpoint) -> bool:
+        """
+        GET of the model list, or of what the endpoint names. False where the provider answers that it has none: it is
+        up, and no more was tried. Raises `Broken` for an answer that is no JSON.
+        """
         clocks = endpoint.clocks
         clock = _Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
         accept = {"accept": "application/json"}
@@ -219,8 +226,13 @@ class Upstream:
             body = await _Body(response, endpoint, clock).whole()
         finally:
             response.close()
-        if response.status not in {404, 405} and not 200 <= response.status < 300:
+        if response.status in {404, 405}:
+            return False
+        if not 200 <= response.status < 300:
             raise self._protocols[endpoint.protocol].parse_error(response.status, response.headers, body)
+        if body.lstrip(_WHITE)[:1] not in {b"{", b"["}:
+            raise Broken("what came is no list of models: it is not JSON", code="malformed", status=response.status)
+        return True
 
     async def _send(
         self,
@@ -343,19 +355,24 @@ class _Running:
 class _Body:
     """The decoded body of one response, bounded, with its end told apart from a closed connection."""
 
-    __slots__ = ("_clock", "_content", "_left", "_response")
+    __slots__ = ("_clock", "_content", "_left", "_most", "_response")
 
     def __init__(self, response: aiohttp.ClientResponse, endpoint: Endpoint, clock: _Clock) -> None:
         self._response = response
         self._content = response.content
         self._clock = clock
-        self._left = endpoint.max_response_bytes
+        self._left = self._most = endpoint.max_response_bytes
 
     @property
     def framed(self) -> bool:
         """Its end can be told from a connection that closed early."""
         headers = self._response.headers
         return "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
+
+    @property
+    def begun(self) -> bool:
+        """Some of it has come."""
+        return self._left < self._most
 
     @property
     def ended(self) -> bool:
@@ -378,7 +395,10 @@ class _Body:
                 async with self._clock.running():
                     data = await content.readany()
         except _ClockRanOut as out:
-            raise Broken(_RAN_OUT[out.code], code=out.code) from out
+            # What had come while this process looked elsewhere is not late: the pause was ours.
+            data = b"" if out.code == "deadline" or content.exception() is not None else content.read_nowait()
+            if not data:
+                raise Broken(_RAN_OUT[out.code], code=out.code) from out
         except (aiohttp.ClientError, OSError) as error:
             _broken(error)
         return self._counted(data)

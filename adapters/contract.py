@@ -303,6 +303,9 @@ class Adapter(Protocol):
         """
         ...
 
-    async def health_check(self, endpoint: Endpoint) -> None:
-        """Asks a free endpoint of the provider (its model list). Raises `ProviderError` when it does not answer."""
+    async def health_check(self, endpoint: Endpoint) -> bool:
+        """
+        Asks a free endpoint of the provider (its model list). False where it has none, so that no more is known than
+        that something answers there. Raises `ProviderError` when it does not answer, or not as a provider does.
+        """
         ...

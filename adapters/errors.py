@@ -90,6 +90,8 @@ class Broken(ProviderError):
     """It was sent, and its end was not proven."""
 
     error_class = ErrorClass.NETWORK
+    #: Of a plain call: part of an answer had come, so the provider has worked on it. The client fills it in.
+    answered = False
 
 
 class RequestNotExpressible(Exception):

@@ -148,6 +148,13 @@ class Run:
         remaining = self.remaining_s()
         if remaining is not None and remaining <= 0:
             raise self.late()
+        if isinstance(error, Broken) and error.answered:
+            raise StreamBroken(
+                "part of an answer came, or one that is not proven to be whole: the provider has worked on it, and it "
+                "is not asked to do so twice",
+                code=Code.UNCERTAIN,
+                outcome=self.outcome("uncertain"),
+            )
         if attempt.may_have_cost and not self._may_resend(attempt.route):
             raise StreamBroken(
                 "the request was sent and may have cost something; resend_uncertain forbids sending it again",

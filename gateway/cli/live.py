@@ -53,7 +53,7 @@ async def _asked(upstream: Upstream, provider: Provider) -> Tried:
     assert provider.endpoint is not None, "a provider that is ready has an endpoint"
     started = time.monotonic()
     try:
-        await upstream.health_check(provider.endpoint)
+        listed = await upstream.health_check(provider.endpoint)
     except ProviderError as error:
         return Tried(
             provider=provider.id,
@@ -63,13 +63,17 @@ async def _asked(upstream: Upstream, provider: Provider) -> Tried:
             said=error.message,
             hint=hint(provider, error),
         )
-    told = provider.check_is_open
+    advice = None
+    if not listed:
+        advice = "it has no list of models at this address, if it is one: --spend tries it with a call of one token"
+    elif provider.check_is_open:
+        advice = "anybody may ask it this: --spend tries the credential with a call of one token"
     return Tried(
         provider=provider.id,
-        result="answers" if told else "works",
+        result="works" if advice is None else "answers",
         by="list",
         latency_ms=_since(started),
-        hint="anybody may ask it this: --spend tries the credential with a call of one token" if told else None,
+        hint=advice,
     )
 
 

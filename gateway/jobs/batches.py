@@ -40,6 +40,8 @@ log = structlog.get_logger(__name__)
 MOST_FAULTS = 1000
 #: Lines judged in one go; then other requests have their turn.
 _TURN_LINES = 32
+#: Characters of a line after which others get a turn at once.
+_LONG_LINE = 64 * 1024
 #: Queued jobs that are cancelled by one statement.
 _CANCELLED_ROWS = 500
 _RETRY_S = 0.1
@@ -249,7 +251,7 @@ class Batches:
             after = page[-1][0]
             lines: list[Line] = []
             for turn, (number, text) in enumerate(page):
-                if turn % _TURN_LINES == 0:
+                if turn % _TURN_LINES == 0 or len(text) > _LONG_LINE:
                     await asyncio.sleep(0)
                 request = request_in(text)
                 if not request:

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from adapters.body import refuse_flood
 from adapters.errors import MalformedRequest
 from admission.lease import Class, new_id
 from gateway.call import Options
@@ -131,6 +132,10 @@ class Judge:
 
     def judge(self, raw: bytes, line: Line) -> Line:
         """`line` filled from its text. Raises GatewayError; `custom_id_of` may still tell which line it was."""
+        try:
+            refuse_flood(raw)
+        except MalformedRequest as error:
+            raise InvalidRequest(error.reason, code=Code.TOO_LARGE) from error
         members = self._members(raw)
         unknown = members.keys() - self._known
         if unknown:

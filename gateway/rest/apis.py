@@ -140,6 +140,9 @@ def outcome_of(error: GatewayError) -> Outcome | None:
 
 def asks_again(error: GatewayError) -> bool:
     """Whether a client should repeat the request by itself. Never where an attempt may have cost something."""
+    if error.code is Code.QUEUE_FULL:
+        # The next call that ends makes room, however long the whole queue may take.
+        return True
     if error.code not in _PASSING or (error.retry_after_s or 0.0) > LONGEST_OWN_RETRY_S:
         return False
     outcome = outcome_of(error)

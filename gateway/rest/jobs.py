@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from adapters.body import refuse_flood
+from adapters.errors import MalformedRequest
 from admission.lease import Waiting
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
@@ -45,6 +47,10 @@ RESULTS_PAGE = 100
 #: Bytes of a body that is parsed beside the event loop, not on it.
 _APART = 256 * 1024
 
+#: Values in one list of jobs.
+_MOST_VALUES = 2_000_000
+#: Bytes of a line after which others get a turn.
+_LONG_LINE = 64 * 1024
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 _FILTERS = ("status", "session_id", "submission_id", "custom_id")
@@ -205,6 +211,8 @@ async def _ndjson(
         digest.update(piece)
         for line in splitter.feed(piece):
             yield line
+            if len(line[1] or b"") > _LONG_LINE:
+                await asyncio.sleep(0)
     for line in splitter.close():
         yield line
 
@@ -212,10 +220,16 @@ async def _ndjson(
 async def _listed(documents: Sequence[bytes | msgspec.Raw]) -> AsyncIterator[tuple[int, bytes | None]]:
     for number, document in enumerate(documents, 1):
         yield number, bytes(document)
+        if len(bytes(document)) > _LONG_LINE:
+            await asyncio.sleep(0)
 
 
 def _documents(body: bytes) -> Sequence[msgspec.Raw] | None:
     """The jobs of `{"jobs": [...]}`; None where the body is one job itself."""
+    try:
+        refuse_flood(body, _MOST_VALUES)
+    except MalformedRequest as error:
+        raise InvalidRequest(error.reason, code=Code.TOO_LARGE) from error
     members = decode(body, dict[str, msgspec.Raw])
     if "jobs" not in members:
         return None

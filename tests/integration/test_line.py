@@ -221,6 +221,18 @@ async def test_an_uncertain_dispatch_is_not_sent_again_where_that_is_forbidden(w
     assert (await second.ledger())["dispatches"] == 0
 
 
+@pytest.mark.parametrize("faults", [{"terminal": "no_finish"}, {"json": "truncated"}, {"die": "fin"}], ids=str)
+async def test_a_plain_answer_that_has_come_is_not_bought_twice(world, faults):
+    line, first, second = world
+    await first.set_faults(**faults)
+    with pytest.raises(StreamBroken) as broken:
+        await line.pipeline.complete(call("m"))
+    assert broken.value.code is Code.UNCERTAIN
+    assert (await first.ledger())["dispatches"] == 1
+    assert (await second.ledger())["dispatches"] == 0
+    await line.audit()
+
+
 async def test_a_job_does_not_resend_an_uncertain_dispatch(world):
     line, first, second = world
     await first.set_faults(die="fin_before_headers")

@@ -10,6 +10,8 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
+import time
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -888,22 +890,85 @@ async def test_no_proxy_of_the_environment_is_used(upstream, monkeypatch):
         assert (await upstream.complete(call(provider.port))).choices
 
 
+async def test_a_pause_of_this_process_is_no_pause_of_the_provider(upstream):
+    """What arrived in time while the loop was held up is read, though its clock has run out meanwhile."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+            )
+            for pause_s, piece in ((0.0, content("a")), (0.2, FINISH + DONE)):
+                time.sleep(pause_s)
+                connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+            connection.sendall(b"0\r\n\r\n")
+
+    provider = threading.Thread(target=serve)
+    provider.start()
+    try:
+        of = call(listening.getsockname()[1], clocks=Clocks(first_byte_s=2, gap_s=0.4))
+        async with upstream.stream(of) as batches:
+            await anext(batches)
+            asyncio.get_running_loop().call_later(0.05, time.sleep, 0.9)
+            assert [type(event) async for batch in batches for event in batch][-1] is Finished
+    finally:
+        provider.join()
+        listening.close()
+
+
+@pytest.mark.parametrize("body", [b'{"choices":[]', b"[]", b'{"choices":[{"index":0,"message":{"content":"x"}}]}'])
+async def test_a_plain_answer_that_came_and_is_not_proven_says_that_it_came(upstream, body):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(body)
+
+    async with raw_provider(answer) as provider:
+        with pytest.raises(Broken) as broken:
+            await upstream.complete(call(provider.port))
+    assert broken.value.answered
+
+
+async def test_a_plain_call_of_which_nothing_came_says_so(upstream):
+    async with raw_provider(die_before_head) as provider:
+        with pytest.raises(Broken) as broken:
+            await upstream.complete(call(provider.port))
+    assert not broken.value.answered
+
+
 # ------------------------------------------------------------------- health
 
 
-@pytest.mark.parametrize(("status", "up"), [(200, True), (404, True), (405, True), (401, False), (503, False)])
-async def test_health_is_whether_the_model_list_answers(upstream, status, up):
+@pytest.mark.parametrize(("status", "listed"), [(200, True), (404, False), (405, False)])
+async def test_health_is_whether_the_model_list_answers_and_says_where_there_is_none(upstream, status, listed):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b" {}", status=status)
+
+    async with raw_provider(answer) as provider:
+        assert await upstream.health_check(call(provider.port).endpoint) is listed
+    assert provider.requests[0].head.startswith(b"GET /v1/models HTTP/1.1")
+
+
+@pytest.mark.parametrize("status", [401, 503])
+async def test_a_provider_that_refuses_its_model_list_is_not_healthy(upstream, status):
     async def answer(exchange: Exchange) -> None:
         await exchange.answer(b"{}", status=status)
 
     async with raw_provider(answer) as provider:
-        endpoint = call(provider.port).endpoint
-        if up:
-            await upstream.health_check(endpoint)
-        else:
-            with pytest.raises(Rejected):
-                await upstream.health_check(endpoint)
-    assert provider.requests[0].head.startswith(b"GET /v1/models HTTP/1.1")
+        with pytest.raises(Rejected):
+            await upstream.health_check(call(provider.port).endpoint)
+
+
+@pytest.mark.parametrize("page", [b"<html>log in</html>", b"", b"OK"])
+async def test_what_is_no_json_is_no_model_list(upstream, page):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(page)
+
+    async with raw_provider(answer) as provider:
+        with pytest.raises(Broken) as broken:
+            await upstream.health_check(call(provider.port).endpoint)
+    assert broken.value.code == "malformed"
 
 
 async def test_a_provider_that_hangs_is_not_healthy(upstream):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
-from adapters.body import MAX_DEPTH
+from adapters.body import MAX_DEPTH, MAX_VALUES
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -247,6 +248,17 @@ def _nested(depth: int) -> bytes:
 def test_hostile_json_is_refused_and_never_crashes(body):
     with pytest.raises(MalformedRequest):
         PROTOCOL.parse_request(body)
+
+
+def test_a_flood_of_values_is_refused_before_they_are_made_and_a_table_in_a_text_is_not():
+    flood = b'{"messages":[{"role":"user","content":"x"}],"x":[' + b"[]," * MAX_VALUES + b"0]}"
+    started = time.process_time()
+    with pytest.raises(MalformedRequest, match=f"more than {MAX_VALUES} values"):
+        PROTOCOL.parse_request(flood)
+    assert time.process_time() - started < 0.5
+    table = ",".join(['1"2'] * (MAX_VALUES + 1))
+    asked = json.dumps({"messages": [{"role": "user", "content": table}]}).encode()
+    assert PROTOCOL.parse_request(asked).messages[0].content == (Text(text=table),)
 
 
 def test_brackets_and_escapes_inside_strings_are_content():
