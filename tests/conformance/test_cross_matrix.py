@@ -141,3 +141,31 @@ async def test_a_stream_told_before_its_end_is_not_proven(ask: Ask, caller: str,
     _, error = parsed(protocol.new_parser(endpoint, {}), stream)
     assert error is not None
     assert error.code == "no_terminal"
+
+
+@pytest.mark.parametrize(
+    ("provider", "fields"),
+    [
+        ("workers_ai", {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}}),
+        ("gemini", {"store": False}),
+        ("responses", {"store": False, "prompt_cache_key": "k"}),
+    ],
+)
+async def test_what_a_protocol_is_said_to_carry_its_provider_takes(
+    ask: Ask, provider: str, fields: dict[str, Any]
+) -> None:
+    body = {**BODIES["tool_forced"]["chat_completions"], **fields}
+    request = PROTOCOLS["chat_completions"].parse_request(msgspec.json.encode(body))
+    assert (await ask.whole(ask.call("tool_forced", provider, request))).choices[0].tool_calls
+
+
+async def test_a_prompt_cache_boundary_arrives_at_a_responses_provider(ask: Ask) -> None:
+    body = {
+        "model": "m",
+        "max_tokens": 200,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]}
+        ],
+    }
+    request = PROTOCOLS["anthropic_messages"].parse_request(msgspec.json.encode(body))
+    assert (await ask.whole(ask.call("text", "responses", request))).choices[0].text

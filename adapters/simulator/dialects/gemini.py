@@ -132,6 +132,8 @@ class Body(_Strict):
     safety_settings: list[dict[str, Any]] | None = None
     cached_content: str | None = None
     labels: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
     simulate: dict[str, Any] | None = None
 
 

@@ -46,6 +46,7 @@ class Part(_Strict):
     detail: Literal["low", "high", "auto"] | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class Summary(_Strict):

@@ -82,7 +82,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
     presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | requests.NamedChoice | None = None
     response_format: Format | None = None
     simulate: dict[str, Any] | None = None
 
