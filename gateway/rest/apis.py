@@ -40,6 +40,20 @@ _PASSING: Final = frozenset(
         Code.IDEMPOTENCY_IN_PROGRESS,
     }
 )
+#: Words of OpenAI's API for refusals that programs decide on, by falling back to a longer context for one.
+_WORDS_OF_PROVIDERS: Final = frozenset(
+    {
+        "content_filter",
+        "content_policy_violation",
+        "context_length_exceeded",
+        "image_too_large",
+        "invalid_image_format",
+        "invalid_image_url",
+        "string_above_max_length",
+        "unsupported_parameter",
+        "unsupported_value",
+    }
+)
 #: Statuses by which a provider's refusal is told as its own.
 _OF_THE_PROVIDER: Final = frozenset({400, 404, 409, 413, 422})
 
@@ -110,11 +124,19 @@ def told(error: GatewayError, request_id: str) -> ToldError:
     """An error as a protocol is to tell it."""
     return ToldError(
         status=status_of(error),
-        code=error.code.value,
+        code=_code_of(error),
         message=error.message,
         param=error.param,
         request_id=request_id,
     )
+
+
+def _code_of(error: GatewayError) -> str:
+    """Ours; but of a refusal the provider's own word, where programs decide on it. Ours is in a header as well."""
+    attempts = outcome.attempts if (outcome := outcome_of(error)) is not None else ()
+    if error.code is Code.UPSTREAM_REJECTED and attempts and attempts[-1].code in _WORDS_OF_PROVIDERS:
+        return attempts[-1].code or error.code.value
+    return error.code.value
 
 
 def status_of(error: GatewayError) -> int:
@@ -157,7 +179,7 @@ def error_headers(error: GatewayError) -> dict[str, str]:
     `Retry-After` in whole seconds, rounded up, where waiting helps; the challenge with a 401; `x-should-retry: false`
     for clients that would repeat by themselves and must not; and who was asked.
     """
-    headers = {}
+    headers = {"x-tollbridge-code": error.code.value}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(0, math.ceil(error.retry_after_s)))
     if error.code is Code.UNAUTHENTICATED:

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.attempt import _last_event
-from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, header_text, spoken
+from gateway.errors import AdmissionRefused, AttemptedError, Code
+from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, error_headers, header_text, spoken
+from gateway.rest.apis import told as told_as
 from gateway.rest.chat import without_usage
+from tests.fakes.line import attempt, outcome
 
 DELTA = b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}],"usage":null}'
 TELLS = rb'data: {"choices":[{"index":0,"delta":{"content":"\"choices\":[] \"usage\":{"}}]}'
@@ -58,3 +61,22 @@ def test_a_request_is_of_the_api_whose_mark_it_has() -> None:
         assert spoken(apis, headers) is (MESSAGES if marked else CHAT_COMPLETIONS)
     assert spoken((MESSAGES,), {}) is MESSAGES
     assert spoken((), {}) is None
+
+
+def _refused(code: str) -> AttemptedError:
+    return AttemptedError("no", code=Code.UPSTREAM_REJECTED, outcome=outcome(attempt(status="error", code=code)))
+
+
+@pytest.mark.parametrize(
+    ("word", "told"), [("context_length_exceeded", "context_length_exceeded"), ("some_word", "upstream_rejected")]
+)
+def test_a_refusal_that_programs_decide_on_has_the_providers_word_and_ours_beside_it(word: str, told: str) -> None:
+    assert told_as(_refused(word), "r").code == told
+    assert error_headers(_refused(word))["x-tollbridge-code"] == "upstream_rejected"
+
+
+def test_a_full_queue_may_always_be_asked_again() -> None:
+    full = AdmissionRefused("full", code=Code.QUEUE_FULL, retry_after_s=600.0)
+    assert "x-should-retry" not in error_headers(full)
+    late = AdmissionRefused("late", code=Code.PROVIDER_UNAVAILABLE, retry_after_s=600.0)
+    assert error_headers(late)["x-should-retry"] == "false"
