@@ -18,12 +18,12 @@ import msgspec
 from aiohttp import web
 from typing_extensions import override
 
-from adapters.chat import Finished, UsageReport
+from adapters.chat import ChatResponse, Finished, UsageReport
 from adapters.contract import AnswerHead, StreamRenderer, relayed
 from adapters.errors import MalformedRequest
 from admission.lease import Waiting
 from gateway.answer import Ended, Item, Line, Silent
-from gateway.call import Call, Scope
+from gateway.call import Call, Completion, Scope
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest
 from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
@@ -81,7 +81,7 @@ class Chat:
             return await self._streamed(api, exchange, call, asked)
         completion = await self._line.complete(call)
         return web.Response(
-            body=api.protocol.render_response(completion.response),
+            body=api.protocol.render_response(_named(completion, api, exchange.request_id)),
             headers={**answer_headers(exchange.request_id, api), **dict(attribution(completion.outcome))},
         )
 
@@ -221,6 +221,16 @@ def parsed(parse: Callable[[bytes], _T], body: bytes) -> _T:
     except MalformedRequest as error:
         code = Code.INVALID_REQUEST if error.path else Code.INVALID_JSON
         raise InvalidRequest(error.reason, code=code, param=error.path or None) from error
+
+
+def _named(completion: Completion, api: Api, request_id: str) -> ChatResponse:
+    """The answer with the id and the model that every client looks for, where its provider told none."""
+    response, route = completion.response, completion.outcome.route
+    return msgspec.structs.replace(
+        response,
+        response_id=response.response_id or api.id_prefix + request_id,
+        served_model=response.served_model or (None if route is None else route.model),
+    )
 
 
 def named_model(model: str | None, *, role: str | None) -> str:

@@ -145,6 +145,15 @@ async def test_an_answer_has_the_shape_of_its_api_and_says_who_served_it(path: s
     assert headers["request-id" if path == "/v1/messages" else "x-request-id"] == headers["x-tollbridge-request-id"]
 
 
+@pytest.mark.parametrize("path", PATHS)
+async def test_an_answer_whose_provider_told_no_id_and_no_model_has_both(path: str):
+    async with serving(FakeLine()) as server:
+        _, body, headers = await server.ask(path)
+    answer = json.loads(body)
+    assert answer["id"].endswith(headers["x-tollbridge-request-id"])
+    assert answer["model"] == "gpt-4o"
+
+
 async def test_the_caller_fields_come_from_headers():
     line = FakeLine()
     async with serving(line) as server:
