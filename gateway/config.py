@@ -170,9 +170,11 @@ def _parse(label: str, raw: dict[str, Any]) -> tuple[File, list[Fault]]:
         except pydantic.ValidationError as error:
             told = {fault.path for fault in faults}
             for found in error.errors():
+                if _of_the_other_shape(found):
+                    continue
                 fault = _fault(label, found)
-                # What was left out for being wrong is not missing as well.
-                if fault.path not in told:
+                # What was left out for being wrong is not missing as well, nor is what held it too short.
+                if not any(known == fault.path or known.startswith(f"{fault.path}.") for known in told):
                     faults.append(fault)
                 _leave_out(raw, found["loc"])
 
@@ -187,8 +189,18 @@ def _leave_out(raw: dict[str, Any], location: Sequence[Any]) -> None:
     holder.pop(last, None)
 
 
+#: What pydantic calls the two shapes of an entry that is a name or a table.
+_NAME, _TABLE = "constrained-str", "TargetTable"
+
+
+def _of_the_other_shape(found: Any) -> bool:
+    """An entry may be a name or a table: what is wrong with it as the one that it is not is no fault."""
+    is_table = isinstance(found["input"], dict)
+    return (found["loc"][-1] == _NAME and is_table) or (found["loc"][-1] == _TABLE and not is_table)
+
+
 def _fault(file: str, found: Any) -> Fault:
-    path = ".".join(str(part) for part in found["loc"] if part not in ("[key]", "TargetTable", "function-after"))
+    path = ".".join(str(part) for part in found["loc"] if part not in ("[key]", _NAME, _TABLE, "function-after"))
     if found["type"] == "extra_forbidden":
         return Fault(file, path, "there is no such key")
     return Fault(file, path, str(found["msg"]))

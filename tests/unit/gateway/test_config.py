@@ -353,3 +353,26 @@ def test_a_url_to_listen_at_tells_that_the_others_are_a_poolers(tmp_path):
     [(told, reason)] = faults(tmp_path, GOOD, TOLLBRIDGE_LISTEN_DATABASE_URL="postgresql://server/db")
     assert told == "gateway.listen_database_url"
     assert "database_url" in reason
+
+
+@pytest.mark.parametrize(
+    ("entry", "path"),
+    [
+        ('{ provider = "p", modle = "x" }', "models.a.providers.0.modle"),
+        ('""', "models.a.providers.0"),
+        ("7", "models.a.providers.0"),
+    ],
+)
+def test_an_entry_that_is_a_name_or_a_table_is_told_one_fault(tmp_path, entry, path):
+    text = f"""
+[providers.p]
+protocol = "chat_completions"
+base_url = "http://127.0.0.1:9/v1"
+[models.a]
+providers = [{entry}]
+"""
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigFaults) as wrong:
+        config.load(file, {})
+    assert [fault.path for fault in wrong.value.faults] == [path]
