@@ -395,9 +395,11 @@ class _Body:
                 async with self._clock.running():
                     data = await content.readany()
         except _ClockRanOut as out:
-            # What had come while this process looked elsewhere is not late: the pause was ours.
-            data = b"" if out.code == "deadline" or content.exception() is not None else content.read_nowait()
-            if not data:
+            if out.code == "deadline" or content.exception() is not None:
+                raise Broken(_RAN_OUT[out.code], code=out.code) from out
+            # What had come while this process looked elsewhere is not late, nor is the end: the pause was ours.
+            data = content.read_nowait()
+            if not data and not content.at_eof():
                 raise Broken(_RAN_OUT[out.code], code=out.code) from out
         except (aiohttp.ClientError, OSError) as error:
             _broken(error)

@@ -890,7 +890,16 @@ async def test_no_proxy_of_the_environment_is_used(upstream, monkeypatch):
         assert (await upstream.complete(call(provider.port))).choices
 
 
-async def test_a_pause_of_this_process_is_no_pause_of_the_provider(upstream):
+@pytest.mark.parametrize(
+    ("first", "rest", "no_sentinel"),
+    [
+        (b"A", FINISH + DONE, False),
+        # The end of the body is the proof.
+        (b"A" + FINISH, b"", True),
+    ],
+    ids=["content", "end"],
+)
+async def test_a_pause_of_this_process_is_no_pause_of_the_provider(upstream, first, rest, no_sentinel):
     """What arrived in time while the loop was held up is read, though its clock has run out meanwhile."""
     listening = socket.create_server(("127.0.0.1", 0))
 
@@ -901,15 +910,15 @@ async def test_a_pause_of_this_process_is_no_pause_of_the_provider(upstream):
             connection.sendall(
                 b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
             )
-            for pause_s, piece in ((0.0, content("a")), (0.2, FINISH + DONE)):
-                time.sleep(pause_s)
-                connection.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
-            connection.sendall(b"0\r\n\r\n")
+            begun = first.replace(b"A", content("a"))
+            connection.sendall(b"%x\r\n%b\r\n" % (len(begun), begun))
+            time.sleep(0.2)
+            connection.sendall((b"%x\r\n%b\r\n" % (len(rest), rest) if rest else b"") + b"0\r\n\r\n")
 
     provider = threading.Thread(target=serve)
     provider.start()
     try:
-        of = call(listening.getsockname()[1], clocks=Clocks(first_byte_s=2, gap_s=0.4))
+        of = call(listening.getsockname()[1], clocks=Clocks(first_byte_s=2, gap_s=0.4), no_sentinel=no_sentinel)
         async with upstream.stream(of) as batches:
             await anext(batches)
             asyncio.get_running_loop().call_later(0.05, time.sleep, 0.9)

@@ -261,6 +261,15 @@ def test_a_flood_of_values_is_refused_before_they_are_made_and_a_table_in_a_text
     assert PROTOCOL.parse_request(asked).messages[0].content == (Text(text=table),)
 
 
+@pytest.mark.parametrize("quote", [b'"', b'\\"'], ids=["closed", "never closed"])
+def test_looking_for_values_is_quick_whatever_the_quotes_are(quote):
+    body = b'{"messages":["' + (quote + b",") * (MAX_VALUES + 2)
+    started = time.process_time()
+    with pytest.raises(MalformedRequest):
+        PROTOCOL.parse_request(body)
+    assert time.process_time() - started < 0.5
+
+
 def test_brackets_and_escapes_inside_strings_are_content():
     text = "[" * 500 + "{" * 500 + r"\u0000 \ud800" + '"\\'
     request = PROTOCOL.parse_request(json.dumps({"messages": [{"role": "user", "content": text}]}).encode())
