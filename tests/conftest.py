@@ -11,10 +11,17 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 import structlog
 
 pytest_plugins = ["tests.postgres", "tests.fakes.simulated"]
+
+# Every run tries the same examples and none is timed, so that whether a change passes depends on the change alone. The
+# other profile looks for new ones: pytest --hypothesis-profile=explore
+hypothesis.settings.register_profile("steady", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("explore", deadline=None, max_examples=1_000)
+hypothesis.settings.load_profile("steady")
 
 _database = urllib.parse.urlsplit(os.environ.get("TOLLBRIDGE_TEST_DATABASE_URL", "")).hostname
 _ALLOWED = {entry[4][0] for entry in socket.getaddrinfo(_database, None)} if _database else set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import random
 import time
 from collections.abc import Hashable, Sequence
@@ -37,13 +38,13 @@ class Tally(msgspec.Struct):
     found: list[Found] = msgspec.field(default_factory=list)
 
 
-def fuzz(target: Target, *, seed: int, seconds: float, most: int = 5) -> Tally:
-    """Until the time is over, or `most` findings are made."""
+def fuzz(target: Target, *, seed: int, seconds: float = math.inf, inputs: float = math.inf, most: int = 5) -> Tally:
+    """Until the time is over, so many inputs are tried, or `most` findings are made."""
     rng = random.Random(f"{seed} {target.name}")
     mutator = Mutator(target.seeds, rng)
     tally, known, told = Tally(), set[Hashable](), set[str]()
     end = time.monotonic() + seconds
-    while time.monotonic() < end and len(tally.found) < most:
+    while time.monotonic() < end and tally.inputs < inputs and len(tally.found) < most:
         data = target.seeds[tally.inputs] if tally.inputs < len(target.seeds) else mutator.make()
         tally.inputs += 1
         choices = f"{seed} {tally.inputs}"

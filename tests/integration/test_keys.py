@@ -158,9 +158,10 @@ async def test_a_flood_of_wrong_keys_does_not_reach_the_database_and_leaves_noth
 async def test_a_token_far_too_long_costs_nothing(database_url):
     async with keys_of(database_url) as keys:
         huge = "x" * 100 * 1024**2
-        began = time.perf_counter()
+        # To hash it once takes five times as long, and what others do on this machine is not counted.
+        began = time.thread_time()
         assert await refused(keys, huge)
-        assert time.perf_counter() - began < 0.01
+        assert time.thread_time() - began < 0.01
 
 
 async def test_a_revocation_and_a_new_key_hold_in_another_process_within_two_seconds(database_url):
