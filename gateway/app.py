@@ -354,7 +354,9 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
 
 async def _prices(settings: Settings) -> PriceBook:
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library, free=settings.free)
+    prices = PriceBook(
+        models=settings.prices_by_model, routes=settings.prices_by_route, published=Library, free=settings.free
+    )
     routes = {
         PricedRoute(provider.id, provider.base_url, model.name, target.model)
         for model in settings.models.values()

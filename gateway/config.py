@@ -79,6 +79,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[str, Model]
     roles: Mapping[str, Role]
     prices_by_model: Mapping[str, Price]
+    #: By `provider/upstream model`.
+    prices_by_route: Mapping[str, Price]
     routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
@@ -232,6 +234,7 @@ class _Resolved:
         routing = self._routing(parsed.routing, providers)
         providers, groups = self._grouped(providers, models)
         prices = dict(self._prices())
+        prices_by_route = self._route_prices()
         jobs = self._jobs()
         webhooks = self._webhooks()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
@@ -269,6 +272,7 @@ class _Resolved:
             models=models,
             roles=roles,
             prices_by_model=prices,
+            prices_by_route=prices_by_route,
             routing=routing,
             admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers, models), **admission),
             jobs=jobs,
@@ -438,6 +442,24 @@ class _Resolved:
                     yield name, configured_price(given.price)
                 except ValueError as error:
                     self._wrong(f"models.{name}.price", str(error))
+
+    def _route_prices(self) -> dict[str, Price]:
+        found: dict[str, Price] = {}
+        for name, given in self._parsed.models.items():
+            for key, entries in (("providers", given.providers), ("fallback", given.fallback)):
+                for place, entry in enumerate(entries):
+                    if isinstance(entry, str) or entry.price is None:
+                        continue
+                    where = f"models.{name}.{key}.{place}.price"
+                    try:
+                        price = configured_price(entry.price)
+                    except ValueError as error:
+                        self._wrong(where, str(error))
+                        continue
+                    route = f"{entry.provider}/{name if entry.model is None else entry.model}"
+                    if found.setdefault(route, price) != price:
+                        self._wrong(where, f"{route} has another price at another place, and a route has one")
+        return found
 
     def _jobs(self) -> JobsSettings:
         try:

@@ -92,6 +92,8 @@ class TargetTable(RouteTable):
     weight: Annotated[float, pydantic.Field(ge=0, le=1_000_000, allow_inf_nan=False)] = 1.0
     #: By role: the route_id that was found fit for it.
     qualified_for: dict[_Name, Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{16}$")]] = {}
+    #: Of this provider and its model, under whatever name it is asked for.
+    price: dict[str, Any] | None = None
 
 
 class ModelTable(RouteTable):

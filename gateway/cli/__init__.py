@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("gateway.cli.demo", "See it work: 200 requests, no provider key, nothing to configure."),
     "serve": ("gateway.cli.serve", "Serve until stopped."),
     "check": ("gateway.cli.check", "Validate the configuration; say which providers are ready."),
+    "import-litellm": ("gateway.cli.import_litellm", "Make a tollbridge.toml of a LiteLLM proxy's configuration."),
     "keys": ("gateway.cli.keys", "Create, list and revoke API keys."),
     "jobs": ("gateway.cli.jobs", "Submit work as JSONL; follow it; fetch results."),
     "groups": ("gateway.cli.groups", "Who occupies capacity, who waits and why."),

@@ -117,7 +117,9 @@ async def whole_line(url: str, tmp_path: Path, toml: str) -> AsyncIterator[Whole
     file.write_text(toml)
     settings = config.load(file, {})
     store = Store(url, settings.admission)
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library, free=settings.free)
+    prices = PriceBook(
+        models=settings.prices_by_model, routes=settings.prices_by_route, published=Library, free=settings.free
+    )
     billing = Billing(prices)
     try:
         await store.configure()

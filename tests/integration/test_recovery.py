@@ -45,7 +45,9 @@ async def test_an_answer_that_was_stored_is_charged_after_its_process_died(datab
         database.open_pool(database_url, name="test", size=2) as pool,
     ):
         settings = config.load(tmp_path / "tollbridge.toml", {})
-        billing = Billing(PriceBook(models=settings.prices_by_model, routes={}, published=Library))
+        billing = Billing(
+            PriceBook(models=settings.prices_by_model, routes=settings.prices_by_route, published=Library)
+        )
         asked = call("m", debit_id=debit, session_id="s")
         plan: Plan = dead.pipeline._router.plan(asked)
         lease = await dead.controller.admit(

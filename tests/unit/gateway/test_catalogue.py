@@ -39,7 +39,7 @@ def catalogue(tmp_path: Path) -> Catalogue:
     file = tmp_path / "tollbridge.toml"
     file.write_text(TOML)
     settings = config.load(file, {})
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Library)
+    prices = PriceBook(models=settings.prices_by_model, routes=settings.prices_by_route, published=Library)
     return Catalogue(settings.providers, settings.models, prices)
 
 

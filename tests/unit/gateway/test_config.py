@@ -64,6 +64,17 @@ def test_the_everyday_shape_is_taken(tmp_path):
     assert (settings.rest, settings.grpc) == (Listen("127.0.0.1", 8080), Listen("127.0.0.1", 50051))
 
 
+def test_a_route_may_have_a_price_of_its_own_and_has_one_wherever_it_stands(tmp_path):
+    price = '{ provider = "openai", model = "up", price = { input = "1", output = "2" } }'
+    text = f'[providers.openai]\n[models.m]\nproviders = [{price}]\n[models.n]\nproviders = ["openai"]\n'
+    text += f"fallback = [{price}]"
+    found = load(tmp_path, text).prices_by_route
+    assert {route: str(price.output) for route, price in found.items()} == {"openai/up": "2"}
+    for other in ('output = "3"', 'output = "x"'):
+        [(path, _)] = faults(tmp_path, text[:-40] + text[-40:].replace('output = "2"', other))
+        assert path == "models.n.fallback.0.price"
+
+
 def test_a_shipped_profile_fills_in_what_the_file_does_not_say(tmp_path):
     settings = load(
         tmp_path, '[providers.openai]\nfirst_byte_s = 77\n[models.m]\nproviders = ["openai"]', OPENAI_API_KEY="k"

@@ -54,7 +54,9 @@ def loaded(tmp_path: Path, text: str = TWO, *, a: str = "", b: str = "") -> conf
 
 def made(tmp_path: Path, text: str = TWO, *, a: str = "", b: str = "") -> Router:
     settings = loaded(tmp_path, text, a=a, b=b)
-    prices = PriceBook(models=settings.prices_by_model, routes={}, published=Unpublished, free=settings.free)
+    prices = PriceBook(
+        models=settings.prices_by_model, routes=settings.prices_by_route, published=Unpublished, free=settings.free
+    )
     return Router(settings.providers, settings.models, Billing(prices), settings.routing, settings.roles)
 
 

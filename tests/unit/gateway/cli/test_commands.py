@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from gateway.cli import COMMANDS, main
 
 #: What a server needs and a help text does not.
-HEAVY = {"aiohttp", "asyncpg", "grpc", "httpx", "rich", "pydantic", "genai_prices", "structlog"}
+HEAVY = {"aiohttp", "asyncpg", "grpc", "httpx", "rich", "pydantic", "genai_prices", "structlog", "yaml"}
 
 
 def imported_by(*arguments: str) -> set[str]:
