@@ -21,13 +21,16 @@ from typing_extensions import override
 
 from admission.lease import new_id
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest, NotFound, Unauthenticated
+from gateway.rest import paths
 from gateway.rest.apis import Api, error_headers, spoken
 from gateway.rest.auth import Authenticator, authorize
-from gateway.rest.endpoint import REQUEST_ID, BodyLimits, Endpoint, Exchange, Routes
+from gateway.rest.endpoint import REQUEST_ID, BodyLimits, Endpoint, Exchange, Routes, segment
 from gateway.rest.status import error_body, error_response
 
 log = structlog.get_logger(__name__)
 
+#: Query parameters that the vendors' clients send by themselves, and nobody reads: the version of Azure's API.
+_UNREAD = frozenset({"api-version"})
 #: Seconds for which what a client still sends is read and thrown away after a last answer. Closing at once would reset
 #: the connection, and the client would often lose the answer.
 LINGER_S = 2.0
@@ -134,10 +137,14 @@ class RestServer:
             task.add_done_callback(self._in_flight.discard)
         request_id = new_id().hex
         api: Api | None = None
+        refusal: GatewayError
         try:
             methods, path_args = self._found(request)
             api = spoken(next(iter(methods.values())).apis, request.headers)
             response = await self._answer(request, request_id, methods, path_args)
+        except _NoSuchPath as error:
+            api = paths.api_of(request.rel_url.raw_path, request.headers)
+            refusal = error
         except GatewayError as error:
             refusal = error
         except Exception as error:
@@ -164,10 +171,29 @@ class RestServer:
         return answer
 
     def _found(self, request: web.BaseRequest) -> tuple[Mapping[str, Endpoint], Mapping[str, str]]:
-        found = self._routes.methods(request.rel_url.raw_path)
+        raw_path = request.rel_url.raw_path
+        found = self._routes.methods(raw_path)
+        if found is not None:
+            return found
+        other = paths.meant(raw_path)
+        if other is not None and (found := self._routes.methods(other.path)) is not None:
+            methods, path_args = found
+            if other.deployment is not None:
+                path_args = {**path_args, paths.DEPLOYMENT: segment(other.deployment)}
+            return methods, path_args
+        raise _NoSuchPath(self._advice(raw_path))
+
+    def _advice(self, raw_path: str) -> str:
+        """What to say of a path that is not served. It repeats no more of it than our own patterns have."""
+        if (why := paths.elsewhere(raw_path)) is not None:
+            return f"no such path: {why}"
+        plainer = paths.plainer(raw_path)
+        other = paths.meant(plainer)
+        found = self._routes.methods(plainer if other is None else other.path)
         if found is None:
-            raise NotFound("no such path")
-        return found
+            return "no such path"
+        methods, _ = found
+        return f"no such path: {next(iter(methods.values())).path} may be meant"
 
     async def _answer(
         self,
@@ -193,6 +219,7 @@ class RestServer:
                 path_args=path_args,
                 limits=self._settings.body,
                 draining=self._draining,
+                unread=_UNREAD if endpoint.apis else frozenset(),
             )
         )
 
@@ -208,6 +235,10 @@ async def serve(
         yield server
     finally:
         await server.drain()
+
+
+class _NoSuchPath(NotFound):
+    """No endpoint has this path."""
 
 
 class _MethodNotAllowed(GatewayError):

@@ -2,19 +2,23 @@
 Who asks: the API key of a request, and whether it may use the endpoint.
 
 Decided from the endpoint and the one key, which comes as `Authorization: Bearer` or, as Anthropic's clients send it, as
-`x-api-key`, and from nothing else: not the URL's spelling, not the Host header, not a second copy of a header. Where
-both headers are there they must say the same: which of two keys is meant would depend on who reads them.
+`x-api-key`, or, as Azure's do, as `api-key`, and from nothing else: not the URL's spelling, not the Host header, not a
+second copy of a header. Where several of these headers are there they must say the same: which of two keys is meant
+would depend on who reads them.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from multidict import CIMultiDictProxy
 
 from gateway.call import Caller, Scope
 from gateway.errors import PermissionDenied
 from gateway.rest.endpoint import Access, Endpoint
+
+#: Headers whose whole value is the key.
+_NAMED: Final = ("x-api-key", "api-key")
 
 
 class Authenticator(Protocol):
@@ -36,12 +40,13 @@ def bearer(headers: CIMultiDictProxy[str]) -> str | None:
 
 def api_key(headers: CIMultiDictProxy[str]) -> str | None:
     """The key of a request; None where there is none, or more than one."""
-    named = headers.getall("x-api-key", ())
-    if not named:
-        return bearer(headers)
-    if len(named) != 1 or ("Authorization" in headers and bearer(headers) != named[0]):
-        return None
-    return named[0]
+    given: list[str | None] = []
+    for name in _NAMED:
+        values = headers.getall(name, ())
+        given += values if len(values) < 2 else [None]
+    if "Authorization" in headers:
+        given.append(bearer(headers))
+    return given[0] if len(set(given)) == 1 else None
 
 
 async def authorize(endpoint: Endpoint, headers: CIMultiDictProxy[str], keys: Authenticator) -> Caller | None:

@@ -29,6 +29,7 @@ from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import HEADER_PREFIX, options_from_headers
+from gateway.rest.paths import DEPLOYMENT
 from gateway.rest.streams import EventStream, StreamSettings
 from metering.cost import decimal_string
 
@@ -70,7 +71,7 @@ class Chat:
         call = Call(
             request_id=exchange.request_id,
             caller=exchange.caller,
-            model=named_model(asked.model, role=options.role),
+            model=named_model(asked.model, role=options.role, deployment=exchange.path_args.get(DEPLOYMENT)),
             chat=chat,
             options=options,
             transport="rest",
@@ -233,8 +234,12 @@ def _named(completion: Completion, api: Api, request_id: str) -> ChatResponse:
     )
 
 
-def named_model(model: str | None, *, role: str | None) -> str:
-    """The model a request names; empty where it asks for a role instead. Raises InvalidRequest."""
+def named_model(model: str | None, *, role: str | None, deployment: str | None = None) -> str:
+    """
+    The model a request names; empty where it asks for a role instead. A deployment in the path is the model, whatever
+    the body says: so Azure has it, whose clients write other things there. Raises InvalidRequest.
+    """
+    model = deployment or model
     if not model and role is None:
         raise InvalidRequest("is required", param="model")
     return model or ""

@@ -18,6 +18,7 @@ from gateway.rest.apis import CHAT_COMPLETIONS, attribution
 from gateway.rest.chat import named_model, parsed
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
+from gateway.rest.paths import DEPLOYMENT
 
 
 def routes(*, line: EmbeddingLine) -> list[Endpoint]:
@@ -33,7 +34,7 @@ def routes(*, line: EmbeddingLine) -> list[Endpoint]:
             Call(
                 request_id=exchange.request_id,
                 caller=exchange.caller,
-                model=named_model(asked.model, role=options.role),
+                model=named_model(asked.model, role=options.role, deployment=exchange.path_args.get(DEPLOYMENT)),
                 chat=size_of_embedding(request),
                 options=options,
                 transport="rest",

@@ -58,7 +58,7 @@ class BodyLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Exchange:
     """One request being answered."""
 
-    __slots__ = ("_caller", "_limits", "draining", "path_args", "request", "request_id")
+    __slots__ = ("_caller", "_limits", "_unread", "draining", "path_args", "request", "request_id")
 
     def __init__(
         self,
@@ -69,7 +69,9 @@ class Exchange:
         path_args: Mapping[str, str],
         limits: BodyLimits,
         draining: asyncio.Event,
+        unread: frozenset[str] = frozenset(),
     ) -> None:
+        """`unread`: query parameters that may be there and are not looked at."""
         self.request = request
         self.request_id = request_id
         #: The `{name}` segments of the endpoint's path, decoded, without control characters.
@@ -78,6 +80,7 @@ class Exchange:
         self.draining = draining
         self._caller = caller
         self._limits = limits
+        self._unread = unread
 
     @property
     def caller(self) -> Caller:
@@ -103,6 +106,8 @@ class Exchange:
             raise InvalidRequest("the query string is malformed", param="query") from error
         found: dict[str, str] = {}
         for name, value in pairs:
+            if name in self._unread:
+                continue
             if name not in allowed:
                 known = ", ".join(sorted(allowed)) or "none"
                 raise InvalidRequest(f"unknown query parameter; known here: {known}", param=_shown(name))
@@ -242,10 +247,10 @@ class Routes:
             if len(pattern) != len(segments):
                 continue
             values: dict[str, str] = {}
-            for expected, segment in zip(pattern, segments, strict=True):
-                if expected.startswith("{") and segment:
-                    values[expected[1:-1]] = _segment(segment)
-                elif expected != segment:
+            for expected, given in zip(pattern, segments, strict=True):
+                if expected.startswith("{") and given:
+                    values[expected[1:-1]] = segment(given)
+                elif expected != given:
                     break
             else:
                 return methods, values
@@ -294,7 +299,8 @@ def answer_headers(
     return headers
 
 
-def _segment(raw: str) -> str:
+def segment(raw: str) -> str:
+    """One segment of a path, decoded. Raises InvalidRequest."""
     try:
         value = unquote(raw, errors="strict")
     except UnicodeDecodeError as error:

@@ -47,6 +47,17 @@ def both_headers_for_the_key_are_taken() -> None:
 
 
 @scenario
+def a_base_url_with_v1_is_served_and_what_is_not_there_is_told_in_the_clients_words() -> None:
+    one = Anthropic(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    assert one.messages.create(model="claude", **ASKED).content
+    assert one.messages.count_tokens(model="claude", messages=ASKED["messages"]).input_tokens > 0
+    assert "claude" in {model.id for model in one.models.list()}
+    with raising(anthropic.NotFoundError) as caught:
+        client.beta.messages.batches.list()
+    assert caught.error.body["error"]["type"] == "not_found_error"
+
+
+@scenario
 def the_streaming_helper_gives_the_whole_message() -> None:
     for model in ("claude", "chat", "responses"):
         whole = client.messages.create(model=model, **ASKED).content[0].text

@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pydantic
-from openai import AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, AzureOpenAI, OpenAI
 
 from tests.clients import openai_batches  # noqa: F401  its scenarios
 from tests.clients.running import KEY, URL, main, occupied, provider, raising, reset, scenario, until
@@ -38,6 +38,27 @@ def a_chat_is_answered_with_who_served_it() -> None:
     assert headers["x-tollbridge-attempts"] == "1"
     assert float(headers["x-tollbridge-cost-usd"]) > 0
     assert answer._request_id == headers["x-tollbridge-request-id"]
+
+
+@scenario
+def a_base_url_without_v1_and_azures_clients_are_served() -> None:
+    bare = OpenAI(base_url=URL, api_key=KEY, max_retries=0)
+    azure = AzureOpenAI(azure_endpoint=URL, api_key=KEY, api_version="2024-10-21", max_retries=0)
+    pinned = AzureOpenAI(
+        azure_endpoint=URL, azure_deployment="chat", api_key=KEY, api_version="2024-10-21", max_retries=0
+    )
+    v1 = OpenAI(base_url=f"{URL}/openai/v1/", api_key=KEY, default_query={"api-version": "preview"}, max_retries=0)
+    for one in (bare, azure, v1):
+        assert one.chat.completions.create(model="chat", messages=QUESTION).choices[0].message.content
+        assert one.embeddings.create(model="embed", input="a").data[0].embedding
+        assert one.responses.create(model="responses", input="what is a bridge?").output_text
+        assert "chat" in {model.id for model in one.models.list()}
+    # The deployment of the client is the model, whatever the call says.
+    answer = pinned.chat.completions.with_raw_response.create(model="gpt-4o", messages=QUESTION)
+    assert answer.headers["x-tollbridge-route"] == "chat/sim-fast"
+    with raising(openai.NotFoundError) as caught:
+        azure.chat.completions.create(model="no-such-model", messages=QUESTION)
+    assert caught.error.code == "model_not_found"
 
 
 @scenario

@@ -126,6 +126,19 @@ async def test_bodies_of_one_protocol_pass_untouched_in_both_directions(database
     assert (row["state"], str(row["usd"].normalize()), row["input_total"]) == ("charged", "0.0000175", 3)
 
 
+async def test_a_deployment_in_the_path_is_the_model_whatever_the_body_says(database_url, tmp_path):
+    async with world(database_url, tmp_path, whole) as there:
+        for model in ({"model": "gpt-4o"}, {"model": None}, {}):
+            body = {"messages": CHAT["messages"], **model}
+            status, answer, _ = await there.ask("/openai/deployments/m/chat/completions?api-version=2024-10-21", body)
+            assert (status, answer) == (200, ANSWER), answer
+        assert {json.loads(sent.body)["model"] for sent in there.provider.requests} == {"upstream"}
+        status, answer, _ = await there.ask("/openai/deployments/no%2Fbody/chat/completions", CHAT)
+        assert (status, json.loads(answer)["error"]["code"]) == (404, "model_not_found")
+        status, answer, _ = await there.ask("/openai/deployments/a%00b/chat/completions", CHAT)
+        assert (status, json.loads(answer)["error"]["param"]) == (400, "path")
+
+
 async def test_a_stream_of_one_protocol_passes_in_the_providers_own_bytes(database_url, tmp_path):
     async with world(database_url, tmp_path, streamed) as there:
         options = {"stream": True, "stream_options": {"include_usage": True}}

@@ -331,7 +331,8 @@ async def test_every_wrong_key_gets_the_same_401(real_world: World):
         [("x-api-key", "x"), ("authorization", f"Bearer {good}")],
         [("x-api-key", "' or '1'='1")],
         [("x-api-key", "")],
-        [("api-key", good)],
+        [("api-key", f"Bearer {good}")],
+        [("x-goog-api-key", good)],
     ]
     answers = set()
     for pairs in headers:
@@ -377,6 +378,112 @@ async def test_the_host_header_and_the_spelling_of_the_url_change_nothing(world:
         status, body = await world.raw(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
         assert status in {401, 404, 400}, target
         assert "data" not in body
+
+
+#: As clients in use spell `GET /v1/models`, and what they are not to be taken for.
+SPELLINGS = [
+    "/v1/models",
+    "/v1/models/",
+    "/models",
+    "/models/",
+    "/v1/v1/models",
+    "/openai/models?api-version=2024-10-21",
+    "/openai/v1/models?api-version=preview",
+    "/openai/v1/models/",
+    "/anthropic/v1/models",
+]
+STRANGE = [
+    "//v1/models",
+    "/v1//models",
+    "/v1/models//",
+    "/V1/models",
+    "/v1/Models",
+    "/v1%2fmodels",
+    "/x/../v1/models",
+    "/v1/./models",
+    "/v2/models",
+    "/openai/deployments/m/models",
+    "/openai/deployments//chat/completions",
+    "/openai/openai/models",
+    "/v1/v1/v1/models",
+    "/modelsx",
+    "/v1/things/all/",
+    "/things/all",
+    "/openai/things/all",
+]
+
+
+async def test_the_paths_of_clients_in_use_are_served_and_each_asks_for_the_key(world: World):
+    for path in SPELLINGS:
+        status, body, _ = await world.ask("GET", path)
+        assert (status, body["object"]) == (200, "list"), path
+        for wrong in ({}, {"authorization": "Bearer wrong"}):
+            status, body, _ = await world.ask("GET", path, headers=wrong)
+            assert (status, body["error"]["code"]) == (401, "unauthenticated"), path
+    status, body, _ = await world.ask("GET", "/models/local/meta/llama/")
+    assert (status, body["id"]) == (200, "local/meta/llama")
+    # Elsewhere a parameter that nobody reads is refused, also this one.
+    status, body, _ = await world.ask("GET", "/v1/things/x?api-version=1")
+    assert (status, body["error"]["param"]) == (400, "api-version")
+
+
+async def test_no_other_spelling_is_served_with_or_without_a_key(world: World):
+    for path in STRANGE:
+        for key in (world.key(), {}):
+            sent = "".join(f"{name}: {value}\r\n" for name, value in key.items())
+            status, body = await world.raw(
+                f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{sent}\r\n".encode()
+            )
+            assert (status, body["error"]["code"]) == (404, "not_found"), path
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("//v1/models", "/v1/models may be meant"),
+        ("/V1/Models/", "/v1/models may be meant"),
+        ("/v1//things/x", "/v1/things/{thing_id} may be meant"),
+        ("/v1/completions", "/v1/chat/completions"),
+        ("/v1/audio/speech", "not served here"),
+        ("/v1/nothing", "no such path"),
+    ],
+)
+async def test_a_path_that_is_not_served_is_told_which_may_be_meant(world: World, path, said):
+    status, body = await world.raw(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    assert (status, said in body["error"]["message"]) == (404, True)
+
+
+async def test_a_path_that_is_not_served_is_refused_in_the_words_of_the_api_it_is_of(world: World):
+    async def kind(path: str, **headers: str) -> set[str]:
+        status, body, _ = await world.ask("POST", path, headers=headers)
+        assert status == 404
+        return set(body)
+
+    assert await kind("/v1/messages/batches") == {"type", "error", "request_id"}
+    assert await kind("/v1/nothing", **{"anthropic-version": "2023-06-01"}) == {"type", "error", "request_id"}
+    assert await kind("/v1/chat/nothing") == {"error"}
+    _, body, _ = await world.ask("POST", "/v1/chat/nothing", headers={})
+    assert "dispatched" not in body["error"]
+    _, body, _ = await world.ask("POST", "/v1/jobz", headers={})
+    assert "dispatched" in body["error"]
+
+
+async def test_a_key_may_come_as_azures_clients_send_it_and_never_beside_another(world: World):
+    good = world.secrets["all"]
+    both = CIMultiDict([("api-key", good), ("authorization", f"Bearer {good}"), ("x-api-key", good)])
+    for headers in (CIMultiDict({"api-key": good}), both):
+        status, _, _ = await world.ask("GET", "/v1/models", headers=headers)
+        assert status == 200
+    other = world.secrets["chat"]
+    for headers in (
+        CIMultiDict([("api-key", good), ("api-key", good)]),
+        CIMultiDict([("api-key", good), ("x-api-key", other)]),
+        CIMultiDict([("api-key", good), ("authorization", f"Bearer {other}")]),
+        CIMultiDict([("api-key", good), ("authorization", f"Basic {good}")]),
+        CIMultiDict([("api-key", "")]),
+    ):
+        status, body, _ = await world.ask("GET", "/v1/models", headers=headers)
+        assert (status, body["error"]["code"]) == (401, "unauthenticated"), headers
 
 
 async def test_a_revoked_key_is_refused_from_the_next_request_on(real_world: World):
