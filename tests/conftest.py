@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 import structlog
 
-pytest_plugins = ["tests.postgres", "tests.fakes.simulated"]
+pytest_plugins = ["tests.postgres", "tests.fakes.simulated", "tests.fakes.faces"]
 
 # Every run tries the same examples and none is timed, so that whether a change passes depends on the change alone. The
 # other profile looks for new ones: pytest --hypothesis-profile=explore

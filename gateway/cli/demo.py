@@ -226,14 +226,11 @@ class _Occupied:
 
 async def _stream(out: Console, running: Running) -> Any:
     """Print the tokens of one answer as they come. What the gateway says at its end; None where it said nothing."""
-    request = client.CompletionRequest(
-        model="sim-large", messages=[client.Message(role="user", text=QUESTION)], session_id=SESSION
-    )
     out.print(f"> {QUESTION}", style="bold")
     finished = None
     async with (
-        client.GatewayClient(grpc=running.grpc, api_key=running.key) as gateway,
-        gateway.stream(request, timeout_s=60) as chunks,
+        client.AsyncClient(grpc=running.grpc, api_key=running.key) as gateway,
+        gateway.stream(QUESTION, model="sim-large", session_id=SESSION, timeout_s=60) as chunks,
     ):
         async for chunk in chunks:
             match chunk.WhichOneof("chunk"):
@@ -243,8 +240,7 @@ async def _stream(out: Console, running: Running) -> Any:
                     route = chunk.started.route
                     out.print(f"(served by {route.provider}/{route.model})", style="dim")
                 case "delta":
-                    text = "".join(piece.text for piece in chunk.delta.pieces)
-                    out.file.write("".join(c for c in text if c.isprintable() or c == "\n"))
+                    out.file.write("".join(c for c in client.text_of(chunk) if c.isprintable() or c == "\n"))
                     out.file.flush()
                 case "finished":
                     finished = chunk.finished

@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 
 import asyncpg
 
-from gateway.client import CallFailed, CompletionRequest, GatewayClient, Message, Outcome
+from gateway.client import AsyncClient, CallFailed, CompletionRequest, Message, Outcome
 from tests.fakes.gateway_process import KEY, GatewayProcess
 from tests.fakes.postgres_proxy import Proxy, postgres_proxy
 from tests.fakes.simulated import SimulatedProvider, simulated_process
@@ -100,7 +100,7 @@ class Gateway:
         self.proxy = proxy
         self.stopped = False
         self._stack = stack
-        self.client: GatewayClient | None = None
+        self.client: AsyncClient | None = None
         #: What it answered since it was started: a kill makes them answers of a dead process.
         self.heard: list[Heard] = []
 
@@ -112,7 +112,7 @@ class Gateway:
         await self.process.start()
         self.heard = []
         self.client = await self._stack.enter_async_context(
-            GatewayClient(api_key=KEY, grpc=self.process.grpc_target, rest=self.process.rest_url)
+            AsyncClient(api_key=KEY, grpc=self.process.grpc_target, rest=self.process.rest_url, retry_for_s=0)
         )
 
     async def kill(self) -> None:
@@ -301,8 +301,8 @@ class World:
                 if self.lost_before is None:
                     violations.append(Violation(Kind.JOB, f"{job} ({marker}) was accepted, and now: {failed}"))
             else:
-                self._job_ends[f"job {ended['status']}"] += 1
-                if ended["status"] == "succeeded":
+                self._job_ends[f"job {ended.status}"] += 1
+                if ended.status == "succeeded":
                     # It may have been succeeded by another process than the one that sent it; charged it is.
                     self._succeeded.append(Heard(marker=marker, ended="complete", settled=True, at=time.monotonic()))
         return violations
@@ -409,7 +409,7 @@ class Load:
                         await asyncio.sleep(0.1)
                         continue
                     break
-                job = receipt["jobs"][0]["id"]
+                job = receipt.jobs[0].id
                 self._world.jobs[job] = marker
                 if leaves_after is not None:
                     await asyncio.sleep(leaves_after)
@@ -465,7 +465,7 @@ async def asked(
 
 
 async def _streamed(
-    client: GatewayClient, request: CompletionRequest, leaves_at: int | None, timeout_s: float
+    client: AsyncClient, request: CompletionRequest, leaves_at: int | None, timeout_s: float
 ) -> Outcome | None:
     content = 0
     async with client.stream(request, timeout_s=timeout_s) as chunks:
