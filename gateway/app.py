@@ -51,6 +51,7 @@ from gateway.rest import jobs as rest_jobs
 from gateway.rest import keys as rest_keys
 from gateway.rest import models as rest_models
 from gateway.rest import operators
+from gateway.rest import responses as rest_responses
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
@@ -298,6 +299,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 ended=watch.ended,
             ).opened()
         )
+        responses = rest_responses.Responses(store=job_store, intake=intake, watch=watch, runner=runner)
         reading = Reading(settings, controller, store, ledger, keys, settling, runner)
         rest_server = await stack.enter_async_context(
             rest.serve(
@@ -305,7 +307,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     host=settings.rest.host, port=settings.rest.port, reuse_port=True, drain_s=settings.drain_s
                 ),
                 [
-                    *rest_chat.routes(line=once, settings=settings.streams),
+                    *rest_chat.routes(line=once, settings=settings.streams, in_background=responses.create),
+                    *responses.routes(),
                     *rest_embeddings.routes(line=once),
                     *rest_counting.routes(line=pipeline),
                     *rest_models.routes(

@@ -48,12 +48,13 @@ class Format(Protocol):
 Formats: TypeAlias = Mapping[str, Format]
 
 EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
 
 #: The name of the wire protocol of each `url`.
 PROTOCOL_OF: Mapping[str, str] = MappingProxyType(
     {
         "/v1/chat/completions": "chat_completions",
-        "/v1/responses": "responses",
+        RESPONSES: "responses",
         "/v1/messages": "anthropic_messages",
         EMBEDDINGS: "chat_completions",
     }

@@ -20,7 +20,7 @@ from gateway.jobs.lane import lane
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
 from gateway.jobs.store import INSERT_ROWS, SPAN, Accepted, JobStore
-from gateway.jobs.submission import Judge, Line, Submission
+from gateway.jobs.submission import Asked, Judge, Line, Submission, new_submission_id
 
 #: Submissions of up to this many lines share a statement with others that arrive meanwhile.
 _SHARED_LINES = 16
@@ -102,16 +102,46 @@ class Intake:
                 if number % _TURN_LINES == 0:
                     await asyncio.sleep(0)
             receipt = msgspec.structs.replace(receipt, accepted=len(receipt.jobs), rejected=len(receipt.errors))
-            with as_gateway_error():
-                earlier = await self._repeat(key_id, idempotency)
-                if earlier is not None:
-                    return earlier, True
-                if not receipt.accepted:
-                    return receipt, False
-                if idempotency is None and spool.whole is not None and len(spool.whole) <= _SHARED_LINES:
-                    await self._shared.submit(spool.whole)
-                else:
-                    earlier = await self._persist(key_id, spool, receipt, idempotency)
+            return await self._keep(key_id, spool, receipt, idempotency)
+
+    async def take(
+        self, key_id: uuid.UUID, asked: Asked, idempotency: Idempotency | None = None
+    ) -> tuple[uuid.UUID, bool]:
+        """
+        Persist one job that was asked for by another API; its id, and whether that is the one of an earlier request.
+
+        Raises as `submit` does, and what is wrong with the request.
+        """
+        submission_id = new_submission_id()
+        job_id = uuid.UUID(int=submission_id.int + 1)
+        empty = Line(job_id=job_id, key_id=key_id, submission_id=submission_id, number=1)
+        line = self._judge.accept(asked, empty)
+        receipt = Receipt(
+            submission_id=submission_id,
+            accepted=1,
+            rejected=0,
+            jobs=[JobEntry(id=job_id, custom_id=None, line=1)],
+            errors=[],
+        )
+        with contextlib.closing(Spool(batch_lines=1, batch_bytes=self._settings.spool_bytes)) as spool:
+            await spool.add(line)
+            receipt, repeated = await self._keep(key_id, spool, receipt, idempotency)
+        return receipt.jobs[0].id, repeated
+
+    async def _keep(
+        self, key_id: uuid.UUID, spool: Spool, receipt: Receipt, idempotency: Idempotency | None
+    ) -> tuple[Receipt, bool]:
+        """What was read to its end; the receipt, and whether it repeats an earlier one."""
+        with as_gateway_error():
+            earlier = await self._repeat(key_id, idempotency)
+            if earlier is not None:
+                return earlier, True
+            if not receipt.accepted:
+                return receipt, False
+            if idempotency is None and spool.whole is not None and len(spool.whole) <= _SHARED_LINES:
+                await self._shared.submit(spool.whole)
+            else:
+                earlier = await self._persist(key_id, spool, receipt, idempotency)
         if earlier is not None:
             return earlier, True
         self._submitted()

@@ -108,6 +108,8 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True):
     #: Of earlier runs.
     outcome: Outcome | None
     remaining_s: float
+    #: It was asked for as a response, and not as a job.
+    background: bool = False
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +160,23 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None
     result: str | None
     result_status: int | None
+
+
+class ResponseView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that was asked for as a response in the background, as its caller may see it."""
+
+    job_id: uuid.UUID
+    status: Status
+    created_at: datetime
+    model: str
+    #: What it repeats of its request: JSON text.
+    head: str
+    outcome: Outcome | None
+    error_code: str | None
+    error_message: str | None
+    error_param: str | None
+    ended_at: datetime | None
+    result: str | None
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

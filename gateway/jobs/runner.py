@@ -21,6 +21,7 @@ import asyncpg
 import msgspec
 import structlog
 
+from adapters.chat import ChatResponse
 from adapters.errors import MalformedRequest, ProviderError
 from admission.combiner import Lane
 from admission.contract import Rejected
@@ -106,6 +107,7 @@ class _Run:
         self.stored = False
         self.waiting: Waiting | None = None
         self.cause: _Cause | None = None
+        self.route: RouteReport | None = None
         self.task: asyncio.Task[None] | None = None
         #: The line has it.
         self.in_line = False
@@ -122,6 +124,7 @@ class _Run:
 
     def started(self, route: RouteReport, attempt: int) -> None:  # noqa: ARG002  the line says more than is kept
         self.waiting = None
+        self.route = route
 
     def failed(self, report: AttemptReport) -> None: ...
 
@@ -141,6 +144,8 @@ class _Run:
 
     async def completed(self, response: Response, attempt: int) -> None:
         assert self.asked is not None
+        if isinstance(response, ChatResponse):
+            response = self._named(response)
         text = self._runner.formats[self.job.url].render(response, self.asked).decode("utf-8", "replace")
         self.answer = Answer(
             job_id=self.job.job_id, claims=self.job.claims, attempt=attempt, body=text.replace("\0", ""), status=200
@@ -148,6 +153,14 @@ class _Run:
         # Where the store stays away the answer goes along with the job's end.
         with contextlib.suppress(StoreUnavailable):
             self.stored = await self._runner.answers.submit(self.answer)
+
+    def _named(self, response: ChatResponse) -> ChatResponse:
+        """With the id and the model that every client looks for, where its provider told none."""
+        return msgspec.structs.replace(
+            response,
+            response_id=response.response_id or self.job.job_id.hex,
+            served_model=response.served_model or (None if self.route is None else self.route.model),
+        )
 
 
 class Runner:
@@ -386,8 +399,10 @@ class Runner:
 
     def _call(self, job: Claimed) -> tuple[Asked, Call]:
         caller = self._callers.caller(job.key_id)
-        if caller is None or Scope.JOBS not in caller.scopes:
-            raise PermissionDenied("the API key of the job was revoked, or may not have jobs any more")
+        # What a direct call may ask for may be asked for in the background.
+        scope = Scope.CHAT if job.background else Scope.JOBS
+        if caller is None or scope not in caller.scopes:
+            raise PermissionDenied(f"the API key of the job was revoked, or has not the scope {scope.value} any more")
         try:
             asked = self.formats[job.url].read(job.body.encode())
         except MalformedRequest as error:

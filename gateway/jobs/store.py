@@ -21,7 +21,7 @@ import msgspec
 
 from gateway.call import Options
 from gateway.database import CONNECT_TIMEOUT_S, Connection, Pool, store_errors
-from gateway.jobs.model import Claimed, Decision, End, GiveBack, Held, JobView, Result, Status
+from gateway.jobs.model import Claimed, Decision, End, GiveBack, Held, JobView, ResponseView, Result, Status
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.submission import Line, body_of, storable
 from gateway.outcome import Outcome
@@ -52,6 +52,8 @@ RELEASE = read_statement("release")
 CANCEL = read_statement("cancel")
 CANCEL_REQUESTS = read_statement("cancel_requests")
 GET = read_statement("get")
+RESPONSE_GET = read_statement("response_get")
+RESPONSE_BODY = read_statement("response_body")
 LIST = read_statement("list")
 RESULTS = read_statement("results")
 ENDED = read_statement("ended")
@@ -201,6 +203,7 @@ class JobStore:
                 *self.known(),
                 [line.file_id for line in lines],
                 [line.webhook_url for line in lines],
+                [line.response_head for line in lines],
             )
 
     async def accept(self, connection: Session, key_id: uuid.UUID, key: str, accepted: Accepted) -> bool:
@@ -237,6 +240,32 @@ class JobStore:
         with store_errors():
             row = await self._pool.fetchrow(GET, job_id, key_id)
         return None if row is None else _view(row)
+
+    async def response(self, key_id: uuid.UUID, job_id: uuid.UUID) -> ResponseView | None:
+        """A job that was asked for as a response."""
+        with store_errors():
+            row = await self._pool.fetchrow(RESPONSE_GET, job_id, key_id)
+        if row is None:
+            return None
+        return ResponseView(
+            job_id=job_id,
+            status=Status(row["status"]),
+            created_at=row["created_at"],
+            model=row["model"],
+            head=row["response_head"],
+            outcome=read_outcome(row["outcome"]),
+            error_code=row["error_code"],
+            error_message=row["error_message"],
+            error_param=row["error_param"],
+            ended_at=row["ended_at"],
+            result=row["result"],
+        )
+
+    async def response_body(self, key_id: uuid.UUID, job_id: uuid.UUID) -> str | None:
+        """The request of a job that was asked for as a response."""
+        with store_errors():
+            body: str | None = await self._pool.fetchval(RESPONSE_BODY, job_id, key_id)
+        return body
 
     async def page(
         self, key_id: uuid.UUID, wanted: Filter, *, after: uuid.UUID | None, limit: int
@@ -313,6 +342,7 @@ class JobStore:
                 attempts=row["attempts"],
                 outcome=read_outcome(row["outcome"]),
                 remaining_s=row["remaining_s"],
+                background=row["background"],
             )
             for row in rows
         ]

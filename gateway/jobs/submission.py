@@ -19,7 +19,7 @@ from adapters.errors import MalformedRequest
 from admission.lease import Class, new_id
 from gateway.call import Options
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, not_json
-from gateway.jobs.formats import Formats
+from gateway.jobs.formats import RESPONSES, Formats
 from gateway.jobs.settings import JobsSettings
 
 _V = TypeVar("_V")
@@ -54,6 +54,29 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     param: str | None = None
 
 
+class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+    """What only a job has, of its caller's choice."""
+
+    #: Seconds.
+    deadline_s: float | None = None
+    max_attempts: int | None = None
+    webhook_url: str | None = None
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was made of another API than the one for jobs, and becomes one: read and understood already."""
+
+    url: str
+    #: Empty where a role is asked for instead.
+    model: str
+    #: JSON text.
+    body: str
+    #: What the response repeats of its request: JSON text.
+    response_head: str
+    options: Options
+    wishes: Wishes = Wishes()
+
+
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a submission, ready for the store. With a fault it is kept as a failed job."""
 
@@ -72,6 +95,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     options: str = "{}"
     #: Who is told of its end.
     webhook_url: str | None = None
+    #: Where it is looked up as a response: what that repeats of its request, JSON text.
+    response_head: str | None = None
     attempts_allowed: int = 1
     deadline_s: float = 0.0
     fault: Fault | None = None
@@ -79,7 +104,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size(self) -> int:
         """Roughly the bytes it takes."""
-        return 300 + len(self.body or "") + len(self.options)
+        return 300 + len(self.body or "") + len(self.options) + len(self.response_head or "")
 
 
 class Judge:
@@ -159,6 +184,7 @@ class Judge:
         if self._batch and options.klass is not Class.BATCH:
             raise InvalidRequest("a batch does not go before others", param="class")
         model = self._model(url, body, options.role)
+        wishes = self._wishes(members)
         return msgspec.structs.replace(
             line,
             custom_id=custom_id,
@@ -168,9 +194,26 @@ class Judge:
             klass=options.klass.value,
             body=body.decode(),
             options=msgspec.json.encode(options).decode(),
-            webhook_url=self._webhook_url(members),
-            attempts_allowed=self._attempts(members),
-            deadline_s=self._deadline(members),
+            **self._granted(wishes),
+        )
+
+    def accept(self, asked: Asked, line: Line) -> Line:
+        """`line` filled from a request of another API. Raises GatewayError."""
+        if len(asked.body) > self.settings.max_line_bytes:
+            most = self.settings.max_line_bytes
+            raise GatewayError(f"a request that is kept may have {most} bytes", code=Code.PAYLOAD_TOO_LARGE)
+        self._known_model(asked.model, asked.options.role, "model")
+        options = _with_debit(asked.options, line.job_id)
+        return msgspec.structs.replace(
+            line,
+            url=asked.url,
+            model=asked.model,
+            session_id=options.session_id,
+            klass=options.klass.value,
+            body=asked.body,
+            response_head=asked.response_head,
+            options=msgspec.json.encode(options).decode(),
+            **self._granted(asked.wishes),
         )
 
     def _members(self, raw: bytes) -> dict[str, msgspec.Raw]:
@@ -195,40 +238,54 @@ class Judge:
             raise InvalidRequest("is required", param="body.model")
         if _value(members, "stream", _switch, "true or false", "body."):
             raise InvalidRequest("a job's answer is not streamed", code=Code.UNSUPPORTED_FIELD, param="body.stream")
+        if url == RESPONSES and _value(members, "background", _switch, "true or false", "body."):
+            raise InvalidRequest(
+                "a job is in the background already", code=Code.UNSUPPORTED_FIELD, param="body.background"
+            )
+        self._known_model(model, role, "body.model")
+        return model
+
+    def _known_model(self, model: str, role: str | None, param: str) -> None:
         try:
             self._resolve(model, role)
         except ModelNotFound as error:
-            raise ModelNotFound(error.message, param="body.model") from error
-        return model
+            raise ModelNotFound(error.message, param=param) from error
 
     def _options(self, members: Mapping[str, msgspec.Raw], job_id: uuid.UUID) -> Options:
         given = {name: value for name, value in members.items() if name in self._caller_fields}
-        options = self._parse_options(given, klass=Class.BATCH)
-        return msgspec.structs.replace(options, debit_id=options.debit_id or str(job_id))
+        return _with_debit(self._parse_options(given, klass=Class.BATCH), job_id)
 
-    def _webhook_url(self, members: Mapping[str, msgspec.Raw]) -> str | None:
+    def _wishes(self, members: Mapping[str, msgspec.Raw]) -> Wishes:
+        deadline_s: float | None = _value(members, "deadline_s", _number, "a number of seconds")
+        if deadline_s is not None and self._batch:
+            deadline_s = min(deadline_s, self.settings.longest_deadline_s)
         url = _text(members, "webhook_url")
         if url is not None and self._batch:
             raise InvalidRequest("name it when the batch is created", param="webhook_url")
-        if url is not None:
-            self._may_be_told(url)
-        return url
+        return Wishes(
+            deadline_s=deadline_s,
+            max_attempts=_value(members, "max_attempts", _whole, "a whole number"),
+            webhook_url=url,
+        )
 
-    def _attempts(self, members: Mapping[str, msgspec.Raw]) -> int:
-        most = self.settings.most_attempts
-        given: int | None = _value(members, "max_attempts", _whole, "a whole number")
-        if given is not None and not 1 <= given <= most:
-            raise InvalidRequest(f"must be from 1 to {most}", param="max_attempts")
-        return self.settings.max_attempts if given is None else given
+    def _granted(self, wishes: Wishes) -> dict[str, Any]:
+        """The fields of a line. Raises InvalidRequest for what may not be wished for."""
+        settings, deadline_s, attempts = self.settings, wishes.deadline_s, wishes.max_attempts
+        if wishes.webhook_url is not None:
+            self._may_be_told(wishes.webhook_url)
+        if attempts is not None and not 1 <= attempts <= settings.most_attempts:
+            raise InvalidRequest(f"must be from 1 to {settings.most_attempts}", param="max_attempts")
+        if deadline_s is not None and not 0 < deadline_s <= settings.longest_deadline_s:
+            raise InvalidRequest(f"must be above 0 and at most {settings.longest_deadline_s:g}", param="deadline_s")
+        return {
+            "webhook_url": wishes.webhook_url,
+            "attempts_allowed": settings.max_attempts if attempts is None else attempts,
+            "deadline_s": settings.deadline_s if deadline_s is None else deadline_s,
+        }
 
-    def _deadline(self, members: Mapping[str, msgspec.Raw]) -> float:
-        most = self.settings.longest_deadline_s
-        given: float | None = _value(members, "deadline_s", _number, "a number of seconds")
-        if given is not None and self._batch:
-            given = min(given, most)
-        if given is not None and not 0 < given <= most:
-            raise InvalidRequest(f"must be above 0 and at most {most:g}", param="deadline_s")
-        return self.settings.deadline_s if given is None else given
+
+def _with_debit(options: Options, job_id: uuid.UUID) -> Options:
+    return msgspec.structs.replace(options, debit_id=options.debit_id or str(job_id))
 
 
 def new_submission_id() -> uuid.UUID:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import cached_property, partial
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from aiohttp import web
 from typing_extensions import override
 
-from adapters.chat import ChatResponse, Finished, UsageReport
+from adapters.chat import ChatRequest, ChatResponse, Finished, UsageReport
 from adapters.contract import AnswerHead, StreamRenderer, relayed
 from adapters.errors import MalformedRequest
+from adapters.protocols.responses import kept
 from admission.lease import Waiting
 from gateway.answer import Ended, Item, Line, Silent
 from gateway.call import Call, Completion, Scope
@@ -46,9 +47,13 @@ _BETA = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _MOST_BETAS: Final = 32
 
 
-def routes(*, line: Line, settings: StreamSettings) -> list[Endpoint]:
+#: Takes a request of Responses whose answer is to be made in the background.
+InBackground: TypeAlias = Callable[[Exchange, ChatRequest], Awaitable[web.StreamResponse]]
+
+
+def routes(*, line: Line, settings: StreamSettings, in_background: InBackground) -> list[Endpoint]:
     """The endpoints of this module."""
-    chat = Chat(line, settings)
+    chat = Chat(line, settings, in_background)
     return [
         Endpoint(method="POST", path=path, access=Scope.CHAT, handler=partial(chat.answer, api), apis=(api,))
         for path, api in PATHS.items()
@@ -58,15 +63,24 @@ def routes(*, line: Line, settings: StreamSettings) -> list[Endpoint]:
 class Chat:
     """The handler."""
 
-    def __init__(self, line: Line, settings: StreamSettings) -> None:
+    def __init__(self, line: Line, settings: StreamSettings, in_background: InBackground) -> None:
         self._line = line
         self._settings = settings
+        self._in_background = in_background
 
     async def answer(self, api: Api, exchange: Exchange) -> web.StreamResponse:
         # Anthropic's client says so of what it calls beta; the header says which.
         exchange.query(("beta",))
-        options = options_from_headers(exchange.request.headers)
         chat = await exchange.parsed(partial(parsed, api.protocol.parse_request))
+        if api is RESPONSES and kept.goes_on_from_kept(chat):
+            raise InvalidRequest(
+                "no provider knows this response, which is kept here: send its input and its output as `input`",
+                code=Code.UNSUPPORTED_FIELD,
+                param="previous_response_id",
+            )
+        if api is RESPONSES and kept.in_background(chat):
+            return await self._in_background(exchange, chat)
+        options = options_from_headers(exchange.request.headers)
         asked = api.envelope(chat)
         call = Call(
             request_id=exchange.request_id,

@@ -20,6 +20,7 @@ from multidict import CIMultiDictProxy
 from admission.lease import Class
 from gateway.call import Options, Order, Resend, Unsupported
 from gateway.errors import InvalidRequest
+from gateway.jobs.submission import Wishes
 from gateway.rest.body import decode_exact
 
 #: Characters of an id, a name, or a tag's value.
@@ -196,6 +197,19 @@ def _number_from_text(text: str) -> Decimal:
     return Decimal(text)
 
 
+def _url(value: Any) -> str:
+    """Which ones are allowed, others know."""
+    if not isinstance(value, str) or not value.isprintable():
+        raise Refused("must be a URL")
+    return value
+
+
+def _amount(value: Any) -> float:
+    if not isinstance(value, Decimal):
+        raise Refused("must be a number of seconds")
+    return float(value)
+
+
 def _plain(name: str) -> Field:
     return Field(name, name, _text, _same)
 
@@ -226,22 +240,48 @@ FIELDS: tuple[Field, ...] = (
     Field("explain", "explain", _flag, _flag_from_text),
 )
 
+#: What only a job has, for requests that become one though they are no line: headers alone. The names are those of the
+#: fields of a line, and of Wishes.
+OF_JOBS: tuple[Field, ...] = (
+    Field("deadline_s", "deadline_s", _amount, _number_from_text),
+    Field("max_attempts", "max_attempts", _fence, _whole_from_text),
+    Field("webhook_url", "webhook_url", _url, _same),
+)
+
 BY_NAME: dict[str, Field] = {field.name: field for field in FIELDS}
 _BY_HEADER: dict[str, Field] = {field.header: field for field in FIELDS} | {IDEMPOTENCY_KEY: BY_NAME["idempotency_key"]}
+_JOBS_BY_HEADER: dict[str, Field] = {field.header: field for field in OF_JOBS}
 
 
-def options_from_headers(headers: CIMultiDictProxy[str], *, klass: Class = Class.INTERACTIVE) -> Options:
+def options_from_headers(
+    headers: CIMultiDictProxy[str], *, klass: Class = Class.INTERACTIVE, job: bool = False
+) -> Options:
     """
-    The caller fields of `x-tollbridge-...` headers. `klass` is the class where none is named.
+    The caller fields of `x-tollbridge-...` headers. `klass` is the class where none is named. `job`: what only a job
+    has may be there, too, for `wishes_from_headers`.
 
     Raises InvalidRequest with the header's name for an unknown one, one given twice, and a value that cannot be taken.
     """
+    return Options(**{"klass": klass, **_given(headers, _BY_HEADER, others=_JOBS_BY_HEADER if job else {})})
+
+
+def wishes_from_headers(headers: CIMultiDictProxy[str]) -> Wishes:
+    """What only a job has, of `x-tollbridge-...` headers. Raises as `options_from_headers` does."""
+    return Wishes(**_given(headers, _JOBS_BY_HEADER, others=_BY_HEADER))
+
+
+def _given(
+    headers: CIMultiDictProxy[str], known: Mapping[str, Field], *, others: Mapping[str, Field]
+) -> dict[str, Any]:
+    """The values of the known ones. `others` are somebody else's."""
     given: dict[str, Any] = {}
     for name, text in headers.items():
         lower = name.lower()
-        field = _BY_HEADER.get(lower)
+        field = known.get(lower)
         if field is None:
-            if lower.startswith(HEADER_PREFIX):
+            if lower in _JOBS_BY_HEADER and lower not in others:
+                raise InvalidRequest("is for jobs, and for responses in the background", param=lower)
+            if lower.startswith(HEADER_PREFIX) and lower not in others:
                 raise InvalidRequest("unknown header", param=lower)
             continue
         if field.option in given:
@@ -250,7 +290,7 @@ def options_from_headers(headers: CIMultiDictProxy[str], *, klass: Class = Class
             given[field.option] = field.read(field.from_text(text.strip(" \t")))
         except Refused as error:
             raise InvalidRequest(str(error), param=lower) from error
-    return Options(**{"klass": klass, **given})
+    return given
 
 
 def options_from_json(fields: Mapping[str, Any], *, at: str = "", klass: Class = Class.INTERACTIVE) -> Options:

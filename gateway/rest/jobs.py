@@ -108,7 +108,7 @@ def routes(
         key_id, job_id = exchange.caller.key_id, _job_id(exchange)
         with content_store():
             if wait_s > 0:
-                job = await _awaited(exchange, store, watch, job_id, wait_s)
+                job = await awaited(exchange, store, watch, job_id, wait_s)
             else:
                 job = await store.get(key_id, job_id)
         if job is None:
@@ -299,7 +299,7 @@ def _seconds(text: str, most: float) -> float:
     return seconds
 
 
-async def _awaited(
+async def awaited(
     exchange: Exchange, store: JobStore, watch: Watch, job_id: uuid.UUID, wait_s: float
 ) -> JobView | None:
     """The job once it has ended, or as it is when the time is over or the process begins to stop."""

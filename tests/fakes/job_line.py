@@ -151,7 +151,7 @@ class FakeLine:
 class FakeCallers:
     def __init__(self) -> None:
         self.revoked: set[uuid.UUID] = set()
-        self.scopes = frozenset({Scope.JOBS})
+        self.scopes = frozenset({Scope.CHAT, Scope.JOBS})
 
     def caller(self, key_id: uuid.UUID) -> Caller | None:
         if key_id in self.revoked:

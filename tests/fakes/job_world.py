@@ -29,11 +29,14 @@ from gateway.jobs.submission import Judge
 from gateway.jobs.watch import Watch
 from gateway.jobs.webhooks import Webhooks
 from gateway.rest import batches as rest_batches
+from gateway.rest import chat as rest_chat
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
+from gateway.rest.responses import Responses
+from gateway.rest.streams import StreamSettings
 from tests.fakes.job_line import FakeCallers, FakeLine, FakeRecovery
 from tests.postgres import execute, url_of
 
@@ -51,6 +54,7 @@ FAST = JobsSettings(
     write_patience_s=3.0,
     batch_poll_s=0.02,
 )
+CALLS = frozenset({Scope.CHAT, Scope.JOBS})
 #: Nobody may be told of anything.
 NO_WEBHOOKS = WebhookSettings()
 #: Seconds for what should take milliseconds.
@@ -86,7 +90,7 @@ class FakeKeys:
         if not token:
             raise Unauthenticated
         if token not in self.callers:
-            self.callers[token] = Caller(key_id=new_id(), name=token, scopes=frozenset({Scope.JOBS}))
+            self.callers[token] = Caller(key_id=new_id(), name=token, scopes=CALLS)
         return self.callers[token]
 
 
@@ -236,8 +240,12 @@ async def world_on(
 @asynccontextmanager
 async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
     keys = FakeKeys()
-    keys.callers["me"] = Caller(key_id=world.key_id, name="me", scopes=frozenset({Scope.JOBS}))
+    keys.callers["me"] = Caller(key_id=world.key_id, name="me", scopes=CALLS)
+    keys.callers["only-jobs"] = Caller(key_id=world.key_id, name="only-jobs", scopes=frozenset({Scope.JOBS}))
+    responses = Responses(store=world.store, intake=world.intake, watch=world.watch, runner=world.local)
     endpoints = [
+        *rest_chat.routes(line=world.line, settings=StreamSettings(), in_background=responses.create),
+        *responses.routes(),
         *rest_jobs.routes(
             store=world.store,
             intake=world.intake,

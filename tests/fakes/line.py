@@ -9,11 +9,14 @@ from contextlib import aclosing, asynccontextmanager
 from datetime import date
 from decimal import Decimal
 
-from adapters.chat import ChatResponse, Choice, ChoiceEnd, StopReason, TextDelta
+from aiohttp import web
+
+from adapters.chat import ChatRequest, ChatResponse, Choice, ChoiceEnd, StopReason, TextDelta
 from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.call import Call, Caller, Completion, Scope
 from gateway.errors import Unauthenticated
 from gateway.outcome import AttemptReport, Cost, Counters, Outcome, RouteReport
+from gateway.rest.endpoint import Exchange
 from metering.usage import Usage
 
 ROUTE = RouteReport(route_id="r1", provider="openai", model="gpt-4o", protocol="chat_completions")
@@ -56,6 +59,11 @@ async def hello() -> AsyncGenerator[Item, None]:
     yield (TextDelta("Hel"),)
     yield (TextDelta("lo"),)
     yield ENDED
+
+
+async def not_here(exchange: Exchange, chat: ChatRequest) -> web.StreamResponse:
+    """Takes what is to be answered in the background, where a test is not about that."""
+    raise AssertionError("nothing is kept here")
 
 
 class FakeLine:

@@ -35,7 +35,7 @@ from gateway.rest import chat
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.endpoint import BodyLimits
 from gateway.rest.streams import StreamSettings
-from tests.fakes.line import BACKUP, CHARGED, ENDED, ENDS, ROUTE, FakeKeys, FakeLine, attempt, outcome
+from tests.fakes.line import BACKUP, CHARGED, ENDED, ENDS, ROUTE, FakeKeys, FakeLine, attempt, not_here, outcome
 
 PATHS = tuple(chat.PATHS)
 KEY = {"authorization": "Bearer good"}
@@ -85,7 +85,7 @@ class Server:
 async def serving(line: FakeLine, settings: StreamSettings = PATIENT) -> AsyncIterator[Server]:
     rest = RestSettings(port=0, drain_s=2.0, body=BodyLimits(max_json_bytes=100_000, body_grace_s=0.3))
     async with (
-        serve(rest, chat.routes(line=line, settings=settings), FakeKeys()) as server,
+        serve(rest, chat.routes(line=line, settings=settings, in_background=not_here), FakeKeys()) as server,
         aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
     ):
         asked = Server(line, client, server.port)

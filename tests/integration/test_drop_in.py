@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from gateway.rest import chat, counting, embeddings
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.streams import StreamSettings
-from tests.fakes.line import FakeKeys
+from tests.fakes.line import FakeKeys, not_here
 from tests.fakes.raw_provider import Exchange, Handler, RawProvider, raw_provider
 from tests.fakes.whole_line import WholeLine, whole_line
 
@@ -89,7 +89,7 @@ async def world(
         toml = TOML.format(port=provider.port, protocol=protocol)
         line = await stack.enter_async_context(whole_line(url, tmp_path, toml))
         routes = [
-            *chat.routes(line=line.pipeline, settings=StreamSettings()),
+            *chat.routes(line=line.pipeline, settings=StreamSettings(), in_background=not_here),
             *embeddings.routes(line=line.pipeline),
             *counting.routes(line=line.pipeline),
         ]

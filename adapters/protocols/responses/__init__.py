@@ -8,6 +8,7 @@ OpenAI's Responses (https://platform.openai.com/docs/api-reference/responses), a
     stream     events to events, with proof of the end
     rendering  events to a caller's stream; errors
     failures   the error table and its envelopes
+    kept       responses that are made in the background and looked up by their id
 
 What the canonical form does not carry of an answer (calls of built-in tools, citations) is named in it as omitted. Of
 a message that a caller sends back, its `status`, `phase` and annotations are marks of the provider that made it and

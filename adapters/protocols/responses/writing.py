@@ -57,7 +57,7 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     native = request.native
     dropped: list[str] = []
     if native is not None and native.protocol == NAME:
-        if "background" in native.unmapped and "background" not in endpoint.omit and not stream:
+        if "background" in native.unmapped and "background" not in endpoint.omit:
             raise RequestNotExpressible("background", "an answer is waited for, and none comes of this")
         fields = _native_fields(request, native, endpoint, dropped)
     else:

@@ -45,4 +45,4 @@ returning
     job.job_id, job.key_id, job.url, job.model, job.body,
     (select text from content.file_line where file_id = job.file_id and file_line.line = job.line) as file_line,
     job.options, job.claims, job.returned, job.runs, job.attempts_allowed, job.attempts, job.outcome,
-    extract(epoch from job.deadline_at - clock.now)::float8 as remaining_s
+    extract(epoch from job.deadline_at - clock.now)::float8 as remaining_s, job.response_head is not null as background

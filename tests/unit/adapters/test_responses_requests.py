@@ -376,11 +376,11 @@ def test_a_profile_that_takes_no_reasoning_back_still_gets_its_own_from_a_native
     assert rendered.dropped == ("input[3]", "input[4]")
 
 
-def test_an_answer_in_the_background_is_not_asked_for_unless_it_is_streamed():
-    with pytest.raises(RequestNotExpressible) as caught:
-        sent(parse(background=True))
-    assert caught.value.path == "background"
-    assert render(parse(background=True), stream=True)["background"] is True
+def test_no_provider_is_asked_to_answer_in_the_background():
+    for stream in (False, True):
+        with pytest.raises(RequestNotExpressible) as caught:
+            render(parse(background=True), stream=stream)
+        assert caught.value.path == "background"
     dropped = sent(parse(background=True), omit=frozenset({"background"}))
     assert "background" not in json.loads(dropped.body)
     assert dropped.dropped == ("background",)

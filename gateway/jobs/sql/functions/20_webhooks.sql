@@ -24,7 +24,9 @@ begin
         'submission_id', new.submission_id,
         'custom_id', new.custom_id,
         'status', new.status,
-        'error_code', new.error_code
+        'error_code', new.error_code,
+        -- Under which it is looked up, where it was asked for as a response.
+        'response_id', case when new.response_head is not null then 'resp_bg_' || replace(new.job_id::text, '-', '') end
     ));
     return null;
 end
