@@ -10,7 +10,7 @@ import openai
 import pydantic
 from openai import AsyncOpenAI, AzureOpenAI, OpenAI
 
-from tests.clients import openai_batches  # noqa: F401  its scenarios
+from tests.clients import openai_background, openai_batches  # noqa: F401  their scenarios
 from tests.clients.running import KEY, URL, main, occupied, provider, raising, reset, scenario, until
 
 client = OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=30)

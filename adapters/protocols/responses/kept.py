@@ -43,6 +43,8 @@ _REPEATED: Final = (
 )
 #: Of a request, what is about how it is served and asks nothing of a model.
 _SERVING: Final = ("background", "stream", "stream_options")
+#: A field that says nothing.
+_NOTHING: Final = frozenset({b"null", b"{}", b"[]"})
 _COMPLETED: Final = b'"completed"'
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -110,12 +112,13 @@ def unanswered(head: Head, status: str, *, error: Mapping[str, str] | None = Non
 
 def answered(head: Head, answer: bytes, *, own: bool, completed: int | None) -> bytes:
     """
-    One whose answer is `answer`, a response object. `own`: it is the provider's, which has told itself what it repeats
-    of the request. `completed`: Unix time.
+    One whose answer is `answer`, a response object. `own`: it is the provider's, whose word on what it was asked
+    stands, where it has one. `completed`: Unix time.
     """
     fields: dict[str, Any] = dict(_object.decode(answer))
-    if not own:
-        fields.update(_object.decode(head.repeated))
+    for name, raw in _object.decode(head.repeated).items():
+        if not own or bytes(fields.get(name, b"null")) in _NOTHING:
+            fields[name] = raw
     fields |= {"id": head.response_id, "created_at": head.created, "background": True, "store": True}
     if bytes(fields.get("status", b"")) == _COMPLETED:
         fields["completed_at"] = completed
