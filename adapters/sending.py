@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from adapters.chat import ChatRequest
+from adapters.chat import ChatRequest, Message, ResponseFormat, Text
 from adapters.contract import Endpoint, HttpRequest
 from adapters.errors import RequestNotExpressible
 
 _encode = msgspec.json.Encoder().encode
+_object_in = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_text_in = msgspec.json.Decoder(str)
 
 
 def add_extra(fields: dict[str, Any], request: ChatRequest, ours: Collection[str]) -> None:
@@ -26,6 +28,37 @@ def add_extra(fields: dict[str, Any], request: ChatRequest, ours: Collection[str
         if name in fields or name in ours:
             raise RequestNotExpressible(f"extra.{name}", "the request has this field already")
         fields[name] = value
+
+
+def described_schema(wanted: ResponseFormat) -> msgspec.Raw | None:
+    """
+    The schema, for a protocol that has no other place for what is said of it: that is then the schema's own
+    description, before the one that it has. Raises `RequestNotExpressible` for a schema that can have none.
+    """
+    if wanted.schema is None or not wanted.description:
+        return wanted.schema
+    try:
+        fields = _object_in.decode(wanted.schema)
+        own = _text_in.decode(fields["description"]) if "description" in fields else ""
+    except msgspec.ValidationError as error:
+        raise RequestNotExpressible(
+            "response_format.schema", "a schema with a description must be an object"
+        ) from error
+    if own == wanted.description:
+        return wanted.schema
+    told = "\n\n".join(filter(None, (wanted.description, own)))
+    return msgspec.Raw(_encode({**fields, "description": told}))
+
+
+def failure_told(message: Message) -> Message:
+    """A tool's result that is an error, for a protocol that has no mark for it: its text says so."""
+    for at, part in enumerate(message.content):
+        if isinstance(part, Text):
+            if part.text.casefold().startswith("error"):
+                return message
+            told = msgspec.structs.replace(part, text=f"Error: {part.text}")
+            return msgspec.structs.replace(message, content=(*message.content[:at], told, *message.content[at + 1 :]))
+    return msgspec.structs.replace(message, content=(*message.content, Text(text="Error")))
 
 
 def post(

@@ -121,12 +121,13 @@ def spoken(apis: tuple[Api, ...], headers: Mapping[str, str]) -> Api | None:
 
 
 def told(error: GatewayError, request_id: str) -> ToldError:
-    """An error as a protocol is to tell it."""
+    """An error as a protocol is to tell it. Many clients show the message alone, so it names the field as well."""
+    param = error.param
     return ToldError(
         status=status_of(error),
         code=_code_of(error),
-        message=error.message,
-        param=error.param,
+        message=error.message if param is None or param in error.message else f"{param}: {error.message}",
+        param=param,
         request_id=request_id,
     )
 

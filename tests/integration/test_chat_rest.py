@@ -222,7 +222,8 @@ async def test_an_error_before_the_first_content_has_a_status_of_its_own_and_the
     async with serving(FakeLine(before=raising(error))) as server:
         got, body, headers = await server.ask(path, stream=stream)
     told = inner(path, body)
-    assert (got, told["code"], told["message"]) == (status, error.code.value, error.message)
+    message = error.message if error.param is None else f"{error.param}: {error.message}"
+    assert (got, told["code"], told["message"]) == (status, error.code.value, message)
     assert headers.get("Retry-After") == retry_after
     assert (headers.get("x-should-retry") != "false") is repeats
     assert headers["Content-Type"] == "application/json"

@@ -44,7 +44,7 @@ from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import RequestNotExpressible
 from adapters.protocols.anthropic_messages.answers import NAME, object_of
 from adapters.reasoning import budget_of, effort_of
-from adapters.sending import add_extra, post
+from adapters.sending import add_extra, described_schema, post
 
 _PATH = "/messages"
 _COUNT_PATH = "/messages/count_tokens"
@@ -359,7 +359,7 @@ class _Rendering:
         return {"type": "enabled", "budget_tokens": budget}, effort, limit
 
     def _format(self) -> dict[str, Any] | None:
-        """The name of a schema is a label of another protocol, and is left out; its description says something."""
+        """The name of a schema is a label of another protocol, and is left out."""
         wanted = self._request.response_format
         if wanted is None or wanted.kind == "text":
             return None
@@ -369,9 +369,7 @@ class _Rendering:
         if "response_format" in self._endpoint.omit:
             self._dropped.append("response_format")
             return None
-        if wanted.description is not None:
-            self._refuse("response_format.description", "response_format.description", f"{NAME} has no such field")
-        return {"type": "json_schema", "schema": wanted.schema}
+        return {"type": "json_schema", "schema": described_schema(wanted)}
 
     def _tool_choice(self) -> dict[str, Any] | None:
         choice, parallel = self._request.tool_choice, self._request.parallel_tool_calls

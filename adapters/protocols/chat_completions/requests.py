@@ -38,7 +38,7 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.chat_completions import answers, schema
 from adapters.protocols.chat_completions.answers import NAME
 from adapters.reasoning import budget_of, effort_of
-from adapters.sending import add_extra, omit, post
+from adapters.sending import add_extra, failure_told, omit, post
 
 _PATH = "/chat/completions"
 
@@ -492,8 +492,10 @@ def _render_reasoning_wanted(
 
 def _render_message(message: Message, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
     if message.is_error:
-        drop = "messages.is_error" in endpoint.omit
-        _drop_or_refuse(f"{path}.is_error", f"{NAME} cannot mark a result as failed", drop, dropped)
+        if "messages.is_error" in endpoint.omit:
+            dropped.append(f"{path}.is_error")
+        else:
+            message = failure_told(message)
     rendered: dict[str, Any] = {
         "role": str(message.role),
         "content": _render_content(message, path, endpoint, dropped),

@@ -43,7 +43,7 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.gemini import openapi, signatures
 from adapters.protocols.gemini.answers import NAME
 from adapters.reasoning import budget_of, effort_of
-from adapters.sending import add_extra, post
+from adapters.sending import add_extra, described_schema, post
 from adapters.urls import path_step
 
 _Fields = dict[str, msgspec.Raw]
@@ -850,13 +850,7 @@ class _Writer:
             return {}
         if wanted.kind == "text":
             return {"responseMimeType": "text/plain"}
-        schema: Any = wanted.schema
-        if schema is not None and wanted.description is not None:
-            try:
-                schema = {"description": wanted.description, **_object_in.decode(schema)}
-            except msgspec.ValidationError as error:
-                raise RequestNotExpressible("response_format.schema", f"{NAME} takes only an object") from error
-        return {"responseMimeType": "application/json", "responseJsonSchema": schema}
+        return {"responseMimeType": "application/json", "responseJsonSchema": described_schema(wanted)}
 
     def _thinking(self) -> dict[str, Any] | None:
         """

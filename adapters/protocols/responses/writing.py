@@ -43,7 +43,7 @@ from adapters.errors import RequestNotExpressible
 from adapters.protocols.responses.answers import MADE_THOUGHT, NAME
 from adapters.protocols.responses.requests import ENCRYPTED, LOGPROBS
 from adapters.reasoning import effort_of
-from adapters.sending import add_extra, omit, post
+from adapters.sending import add_extra, failure_told, omit, post
 
 _PATH = "/responses"
 
@@ -260,7 +260,10 @@ class _Writer:
         if message.name is not None and message.role is not Role.TOOL:
             self._refuse(f"{path}.name", f"{NAME} has no names of speakers", "messages.name")
         if message.is_error:
-            self._refuse(f"{path}.is_error", f"{NAME} cannot mark a result as failed", "messages.is_error")
+            if "messages.is_error" in self._endpoint.omit:
+                self._dropped.append(f"{path}.is_error")
+            else:
+                message = failure_told(message)
         match message.role:
             case Role.ASSISTANT:
                 return self._assistant(message, path)

@@ -36,7 +36,7 @@ from adapters.errors import MalformedRequest, RequestNotExpressible
 from adapters.protocols.workers_ai import schema
 from adapters.protocols.workers_ai.answers import NAME
 from adapters.reasoning import effort_of
-from adapters.sending import add_extra, post
+from adapters.sending import add_extra, described_schema, failure_told, post
 from adapters.urls import path_step
 
 #: Top-level fields that are ours to write.
@@ -316,10 +316,16 @@ class _Writer:
             return None
         if wanted.kind != "json_schema":
             return {"type": wanted.kind}
-        return {"type": "json_schema", "json_schema": wanted.schema if wanted.schema is not None else {}}
+        schema = described_schema(wanted)
+        return {"type": "json_schema", "json_schema": schema if schema is not None else {}}
 
     def _message(self, message: Message, path: str) -> dict[str, Any]:
         role = Role.SYSTEM if message.role is Role.DEVELOPER else message.role
+        if message.is_error:
+            if "messages.is_error" in self._endpoint.omit:
+                self._dropped.append(f"{path}.is_error")
+            else:
+                message = failure_told(message)
         rendered: dict[str, Any] = {"role": str(role), "content": self._content(message, path)}
         if message.refusal:
             if not isinstance(rendered["content"], str):
@@ -337,8 +343,6 @@ class _Writer:
                 for call in message.tool_calls
             ]
         if message.role is Role.TOOL:
-            if message.is_error:
-                self._refuse(f"{path}.is_error", "cannot mark a result as failed", "messages.is_error")
             rendered["tool_call_id"] = message.tool_call_id or ""
             if (name := self._names.get(message.tool_call_id or "") or message.name) is not None:
                 rendered["name"] = name

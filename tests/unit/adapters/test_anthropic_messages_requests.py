@@ -777,11 +777,6 @@ def test_what_is_not_sent_of_a_wish_for_reasoning_is_told(mode, dropped):
     assert sent(chat(reasoning_effort="high", reasoning_budget_tokens=5000), reasoning=mode).dropped == dropped
 
 
-def test_a_schemas_description_is_not_lost_in_silence():
-    wanted = ResponseFormat(kind="json_schema", schema=RAW_SCHEMA, description="d")
-    assert refused(chat(response_format=wanted)) == "response_format.description"
-
-
 def test_an_extra_field_may_not_write_what_is_ours():
     assert refused(chat(extra={"stream": msgspec.Raw(b"true")})) == "extra.stream"
     assert refused(chat(extra={"messages": msgspec.Raw(b"[]")})) == "extra.messages"

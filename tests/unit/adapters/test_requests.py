@@ -390,7 +390,6 @@ def test_extra_fields_are_sent_and_may_not_shadow_one_the_request_has():
             "messages.reasoning",
         ),
         (chat(USER, tools=(Tool(name="f", cache="1h"),)), "tools[0].cache", "messages.cache"),
-        (chat(Message(role=Role.TOOL, tool_call_id="c", is_error=True)), "messages[0].is_error", "messages.is_error"),
         (
             chat(Message(role=Role.USER, content=(Text(text="x", cache="5m"),))),
             "messages[0].content[0].cache",

@@ -539,11 +539,6 @@ def test_what_has_no_word_here_is_refused_by_its_path_or_dropped_and_told(fields
     [
         (Message(role=Role.USER, name="ann", content=(Text(text="x"),)), "messages[1].name", "messages.name"),
         (
-            Message(role=Role.TOOL, tool_call_id="c", is_error=True, content=(Text(text="x"),)),
-            "messages[1].is_error",
-            "messages.is_error",
-        ),
-        (
             Message(role=Role.ASSISTANT, content=(Text(text="x", cache="5m"),)),
             "messages[1].content[0].cache",
             "messages.cache",

@@ -190,11 +190,6 @@ def test_what_it_has_no_word_for_is_refused_or_dropped_as_the_profile_says(chang
             "messages.cache",
         ),
         (
-            (Message(role=Role.TOOL, tool_call_id="1", content=(Text(text="a"),), is_error=True),),
-            "messages[0].is_error",
-            "messages.is_error",
-        ),
-        (
             (Message(role=Role.ASSISTANT, content=(Text(text="a"),), reasoning=(Reasoning(text="t"),)),),
             "messages[0].reasoning",
             "messages.reasoning",
