@@ -28,10 +28,10 @@ class Rejected(Exception):
 
 
 class TicketRow(msgspec.Struct, frozen=True):
-    """What the store says of a ticket. `ticket_id` is None in a "next" row."""
+    """What the store says of a ticket. `ticket_id` is None in a "next" and a "breaker" row."""
 
     ticket_id: uuid.UUID | None
-    #: "granted", "queued", "notify", "next", or why not: sql/functions/20_acquire.sql lists them.
+    #: "granted", "queued", "notify", "next", "breaker", or why not: sql/functions/20_acquire.sql lists them.
     answer: str
     owner_id: uuid.UUID | None = None
     #: The group it has a slot of or waits for; with "moved", the one it belongs to.
@@ -52,6 +52,24 @@ class TicketRow(msgspec.Struct, frozen=True):
     expected_ms: int | None = None
 
 
+class BreakerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A breaker has changed. Told to one process of all."""
+
+    group: str
+    #: "closed", "open" or "half_open".
+    was: str
+    became: str
+    #: From here on.
+    generation: int
+    #: Opened: "transient", "slow", "probe_undecided" or "probe_lost". Half-open: "cooldown_over". Closed: what the
+    #: probe's verdict was, "first_content" or "reset".
+    cause: str
+    #: By the store's clock.
+    at: datetime
+    #: When the cooldown ends; None where it has none.
+    until: datetime | None = None
+
+
 class SettledRow(msgspec.Struct, frozen=True):
     ticket_id: uuid.UUID
     #: False where the attempt had been settled before: nothing was written again.
@@ -60,6 +78,8 @@ class SettledRow(msgspec.Struct, frozen=True):
     group_id: str | None
     #: Somebody waits for the group, in whatever process.
     waiters: bool
+    #: With the first of a statement: breakers have changed, and nobody has taken note of it yet.
+    untold: bool = False
 
 
 class AdmissionStore(Protocol):
@@ -94,6 +114,13 @@ class AdmissionStore(Protocol):
 
     async def overdue(self) -> list[str]:
         """The groups in which time alone has changed something."""
+
+    async def breaker_events(self) -> list[BreakerEvent]:
+        """
+        Changes of breakers that nobody has taken note of yet, in their order: they are the caller's to tell.
+
+        At most a hundred: there may be more then.
+        """
 
     async def oldest_snapshot(self) -> tuple[str, float] | None:
         """Who holds the oldest snapshot, and for how many seconds: while it is held, nothing that died is cleared."""

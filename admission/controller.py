@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from admission.combiner import Lane
-from admission.contract import AdmissionStore, Rejected, SettledRow, StoreUnavailable, TicketRow
+from admission.contract import AdmissionStore, BreakerEvent, Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.lease import (
     Demand,
     Ending,
@@ -142,6 +142,7 @@ class Controller:
         self._decided: Lane[Lease, None] = Lane(self._decide, batch=1)
         self._abandoned: Lane[tuple[uuid.UUID, bool], None] = Lane(self._abandon)
         self._notified: Lane[uuid.UUID, None] = Lane(self._notify)
+        self._told_of: Lane[None, None] = Lane(self._take_note)
         self._someone_waits = asyncio.Event()
         #: Something may have happened to them: another process granted one, or the alarm rang.
         self._hint = asyncio.Event()
@@ -318,6 +319,8 @@ class Controller:
             elif row.answer == "notify":
                 if row.owner_id is not None:
                     foreign.add(row.owner_id)
+            elif row.answer == "breaker":
+                self._told_of.post(None)
             elif row.answer == "moved":
                 self._move(asked[row.ticket_id], row)  # type: ignore[index]  # every element has its id
             elif row.ticket_id is not None:
@@ -446,6 +449,8 @@ class Controller:
         for row in rows:
             if row.group_id is not None:
                 self._freed[row.group_id] += 1
+        if any(row.untold for row in rows):
+            self._told_of.post(None)
         await self.advance({row.group_id for row in rows if row.group_id and row.waiters})
         return rows
 
@@ -457,6 +462,7 @@ class Controller:
         for lease in batch:
             with contextlib.suppress(StoreUnavailable):  # its settlement decides it then
                 await self._store.decide(lease.group, lease.ticket_id, lease.generation)
+                self._told_of.post(None)
                 await self.advance([lease.group])
         return [None] * len(batch)
 
@@ -472,6 +478,14 @@ class Controller:
     async def _notify(self, batch: Sequence[uuid.UUID]) -> list[None]:
         with contextlib.suppress(StoreUnavailable):  # a hint; the other process rescans anyway
             await self._store.notify(sorted(set(batch)))
+        return [None] * len(batch)
+
+    async def _take_note(self, batch: Sequence[None]) -> list[None]:
+        """Writes into the log how breakers have changed: what this process gets to hear, no other does."""
+        with contextlib.suppress(StoreUnavailable, Rejected):  # the next sweep finds it, here or in another process
+            while changes := await self._store.breaker_events():
+                for change in changes:
+                    _log_breaker(change)
         return [None] * len(batch)
 
     async def _insist(self, send: Callable[[], Awaitable[R]], *, give_up_after_s: float | None) -> R:
@@ -516,6 +530,7 @@ class Controller:
                     await asyncio.gather(self._clean.drain(), *(lane.drain() for lane in self._judged.values()))
                     await self._abandoned.drain()
                     await self._decided.drain()
+                    await self._told_of.drain()
                     with contextlib.suppress(StoreUnavailable):
                         await self._store.bury([self.owner, self.process])
 
@@ -632,6 +647,7 @@ class Controller:
             await asyncio.sleep(self._settings.lease_s / 3)
             try:
                 await self.advance(await self._store.overdue())
+                await self._told_of.submit(None)
                 oldest = await self._store.oldest_snapshot()
             except StoreUnavailable:
                 continue
@@ -642,6 +658,18 @@ class Controller:
 def _answer(ticket: _Ticket, answer: Lease | Refusal) -> None:
     if not ticket.answer.done():
         ticket.answer.set_result(answer)
+
+
+def _log_breaker(change: BreakerEvent) -> None:
+    told = {"group": change.group, "generation": change.generation, "cause": change.cause, "at": change.at.isoformat()}
+    match change.became:
+        case "open":
+            until = None if change.until is None else change.until.isoformat()
+            log.warning("admission.breaker_opened", was=change.was, until=until, **told)
+        case "half_open":
+            log.info("admission.breaker_probing", **told)
+        case _:
+            log.info("admission.breaker_closed", was=change.was, **told)
 
 
 def _lapsed(ticket: _Ticket, *, known: bool) -> Refusal:

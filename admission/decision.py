@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from admission.breaker import BreakerState
-from admission.clock import SECOND, to_ms
+from admission.clock import SECOND, moment, to_ms
 from admission.core.acquire import acquire
 from admission.core.confirm import rescan
 from admission.core.fences import is_fenced
@@ -23,7 +23,7 @@ from admission.core.floors import CAUSES
 from admission.core.groups import close, configure, reset
 from admission.core.judge import first_content
 from admission.core.occupancy import Occupancy, wait_reason
-from admission.core.owners import bury, overdue, renew
+from admission.core.owners import bury, overdue, renew, take
 from admission.core.settle import abandon, settle
 from admission.core.work import Work
 from admission.lease import Fence, Waiting
@@ -42,6 +42,7 @@ from admission.state import (
     Reset,
     Settle,
     State,
+    Take,
 )
 
 #: Operators see so many of who waits.
@@ -77,6 +78,8 @@ def _apply(work: Work, event: Event) -> Answers:
             return bury(work, event)
         case Overdue():
             return overdue(work)
+        case Take():
+            return take(work)
         case Configure():
             return configure(work, event)
         case Reset():
@@ -149,6 +152,9 @@ def occupancy(state: State, now: int) -> list[dict[str, Any]]:
                 if group.breaker.state is BreakerState.OPEN and not is_open
                 else group.breaker.state.value,
                 "generation": group.breaker.generation,
+                "openings": group.opened_total,
+                "opened_for": group.opened_for,
+                "open_since": None if group.open_since is None else moment(group.open_since).isoformat(),
                 "cooldown_s": (until - now) / SECOND if is_open and until is not None else None,
                 "active": len(slots) - held,
                 "quarantined": held,

@@ -19,8 +19,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from admission import decision
-from admission.clock import SECOND
-from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
+from admission.clock import SECOND, moment
+from admission.contract import BreakerEvent, Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 from admission.state import (
@@ -38,6 +38,7 @@ from admission.state import (
     Reset,
     Settle,
     State,
+    Take,
     UnknownGroup,
     element,
     initial,
@@ -211,6 +212,20 @@ class MemoryStore:
 
     async def overdue(self) -> list[str]:
         return list((await self._send("overdue", Overdue())).groups)
+
+    async def breaker_events(self) -> list[BreakerEvent]:
+        return [
+            BreakerEvent(
+                group=change.group,
+                was=change.was.value,
+                became=change.became.value,
+                generation=change.generation,
+                cause=change.cause,
+                at=moment(change.at),
+                until=None if change.until is None else moment(change.until),
+            )
+            for change in (await self._send("breaker_events", Take())).changes
+        ]
 
     async def reset(self, group: str) -> bool:
         return (await self._send("reset", Reset(group))).groups != ()

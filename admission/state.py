@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from admission.breaker import Breaker, BreakerLimits
+from admission.breaker import Breaker, BreakerLimits, BreakerState
 from admission.clock import SECOND, microseconds, milliseconds
 from admission.contract import SettledRow, TicketRow
 from admission.lease import Class, Demand, Settlement
@@ -167,6 +167,22 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     next_number: int = 1
     #: Interactive grants made while batch waited, since the last batch grant.
     batch_credit: int = 0
+    #: How often its breaker has opened in all, why the last time, and since when it is not closed.
+    opened_total: int = 0
+    opened_for: str | None = None
+    open_since: int | None = None
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A breaker has changed, and nobody has taken note of it yet."""
+
+    group: str
+    was: BreakerState
+    became: BreakerState
+    generation: int
+    cause: str
+    at: int
+    until: int | None = None
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,6 +211,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     fences: Mapping[tuple[uuid.UUID, str, str], int] = {}
     #: Nothing is granted before this: the store may have forgotten grants.
     closed_until: int = 0
+    #: In their order.
+    changes: tuple[Change, ...] = ()
 
 
 def initial(settings: AdmissionSettings) -> State:
@@ -283,6 +301,10 @@ class Overdue(msgspec.Struct, frozen=True):
     """The sweep."""
 
 
+class Take(msgspec.Struct, frozen=True):
+    """Whoever asks takes note of the changes of breakers."""
+
+
 class Configure(msgspec.Struct, frozen=True):
     groups: Mapping[str, GroupSettings]
     revision: int = 1
@@ -301,7 +323,7 @@ class Close(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Configure | Reset | Close
+    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Take | Configure | Reset | Close
 )  # fmt: skip
 
 
@@ -314,6 +336,8 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     settled: tuple[SettledRow, ...] = ()
     #: Abandon, Bury and Overdue: to be advanced. Configure: those with other limits in force.
     groups: tuple[str, ...] = ()
+    #: Take.
+    changes: tuple[Change, ...] = ()
     #: Renew: how long the owner now lives; None where it had lapsed.
     lives_ms: int | None = None
 

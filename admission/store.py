@@ -25,7 +25,7 @@ import msgspec
 import structlog
 from typing_extensions import override
 
-from admission.contract import Rejected, SettledRow, StoreUnavailable, TicketRow
+from admission.contract import BreakerEvent, Rejected, SettledRow, StoreUnavailable, TicketRow
 from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 
@@ -213,7 +213,10 @@ class Store:
                 *self._time_known(),
             )
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
-        return [found[s.lease.ticket_id] for s in settlements]
+        ended = [found[s.lease.ticket_id] for s in settlements]
+        if None in found:
+            ended[0] = msgspec.structs.replace(ended[0], untold=True)
+        return ended
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         """The probe of a half-open breaker has given valid content."""
@@ -267,6 +270,12 @@ class Store:
         async with self._connection() as connection:
             rows = await connection.fetch(_sql("overdue"), *self._time_known())
         return [row["group_id"] for row in rows]
+
+    async def breaker_events(self) -> list[BreakerEvent]:
+        """Changes of breakers that nobody has taken note of yet, in their order, at most a hundred."""
+        async with self._connection() as connection:
+            rows = await connection.fetch(_sql("breaker_events"))
+        return [BreakerEvent(**dict(row)) for row in rows]
 
     async def oldest_snapshot(self) -> tuple[str, float] | None:
         """Who holds the oldest snapshot, and for how many seconds: while it is held, nothing that died is cleared."""

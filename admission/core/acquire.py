@@ -34,6 +34,8 @@ def acquire(w: Work, event: Acquire) -> Answers:
         if ticket_id not in told:
             told.add(ticket_id)
             rows.append(refusals.get(ticket_id) or replayed_row(w, asked.demand, after, looked=False))
+    if w.changes != w.was.changes:
+        rows.append(TicketRow(None, "breaker"))
     if after.queued:
         rows.append(TicketRow(None, "next", wait_ms=_next_event_ms(w, event.group, stops)))
     return Answers(tickets=tuple(rows))

@@ -113,7 +113,7 @@ def reset(w: Work, event: Reset) -> Answers:
     group = w.groups.view.get(event.group)
     if group is None:
         return Answers()
-    w.put_breaker(event.group, Breaker(generation=group.breaker.generation + 1))
+    w.put_breaker(event.group, Breaker(generation=group.breaker.generation + 1), "reset")
     for key in [key for key in w.floors.view if key[0] == event.group]:
         w.floors.drop(key)
     return Answers(groups=(event.group,))

@@ -8,7 +8,7 @@ from admission.breaker import BreakerState, closed, cooldown, judged
 from admission.clock import MILLISECOND, SECOND
 from admission.core.floors import KINDS
 from admission.core.work import Work
-from admission.lease import Ending
+from admission.lease import Ending, Verdict
 from admission.state import Answers, Decide, Floor, FloorKind, Outcome, Ticket
 
 _STRIKES: Final = 20
@@ -35,7 +35,8 @@ def judge(w: Work, ticket: Ticket, outcome: Outcome) -> None:
         return
     if breaker.state is BreakerState.HALF_OPEN and breaker.probe != ticket.ticket_id:
         return
-    w.put_breaker(ticket.group, judged(breaker, group.limits, verdict, ending, w.now))
+    cause = "probe_undecided" if verdict is Verdict.NONE else verdict.value
+    w.put_breaker(ticket.group, judged(breaker, group.limits, verdict, ending, w.now), cause)
 
 
 def _told_left(w: Work, ticket: Ticket, outcome: Outcome) -> None:
@@ -92,5 +93,5 @@ def first_content(w: Work, event: Decide) -> Answers:
             event.ticket,
             event.generation,
         ):
-            w.put_breaker(event.group, closed(breaker, group.limits))
+            w.put_breaker(event.group, closed(breaker, group.limits), "first_content")
     return Answers()

@@ -12,6 +12,8 @@ from admission.core.work import Work
 from admission.state import Answers, Bury, Renew, Ticket
 
 _DAY: Final = 86_400 * SECOND
+#: So many changes of breakers are taken note of at once.
+_TAKEN: Final = 100
 
 
 def renew(w: Work, event: Renew) -> Answers:
@@ -73,6 +75,11 @@ def overdue(w: Work) -> Answers:
         and group.breaker.cooldown_until <= w.now
     }
     return Answers(groups=tuple(sorted(due)))
+
+
+def take(w: Work) -> Answers:
+    taken, w.changes = w.changes[:_TAKEN], w.changes[_TAKEN:]
+    return Answers(changes=taken)
 
 
 def _is_due(w: Work, ticket: Ticket) -> bool:

@@ -38,7 +38,8 @@ def reconcile(w: Work, group: str) -> None:
     if found.breaker.state is not BreakerState.CLOSED:
         probe = None if found.breaker.probe is None else w.tickets.view.get(found.breaker.probe)
         lives = probe is not None and probe.state in ("granted", "active")
-        w.put_breaker(group, elapsed(found.breaker, found.limits, now, probe_lives=lives))
+        cause = "cooldown_over" if found.breaker.state is BreakerState.OPEN else "probe_lost"
+        w.put_breaker(group, elapsed(found.breaker, found.limits, now, probe_lives=lives), cause)
 
 
 def _reconcile_active(w: Work, ticket: Ticket) -> None:

@@ -42,13 +42,16 @@ def settle(w: Work, event: Settle) -> Answers:
             # A replay must not count a failure twice.
             if ticket is not None and new:
                 judge(w, ticket, outcome)
-    rows = []
+    rows: list[SettledRow] = []
     for outcome, ticket, new in zip(event.elements, found, applied, strict=True):
         ticket_id = outcome.settlement.lease.ticket_id
         attempt = w.attempts.view.get(ticket_id)
         group_id = ticket.group if ticket is not None else None if attempt is None else attempt.group
         waiters = group_id is not None and may_move(w, group_id)
-        rows.append(SettledRow(ticket_id, applied=new, counters=None, group_id=group_id, waiters=waiters))
+        untold = event.judged and any(applied) and bool(w.changes) and not rows
+        rows.append(
+            SettledRow(ticket_id, applied=new, counters=None, group_id=group_id, waiters=waiters, untold=untold)
+        )
     return Answers(settled=tuple(rows))
 
 
@@ -73,7 +76,7 @@ def abandon(w: Work, event: Abandon) -> Answers:
                 w.give_back(ticket.group, ticket.model, 1, ticket.tokens)
                 breaker = w.groups.view[ticket.group].breaker
                 if breaker.state is BreakerState.HALF_OPEN and breaker.probe == ticket_id:
-                    w.put_breaker(ticket.group, handed_on(breaker))
+                    w.put_breaker(ticket.group, handed_on(breaker), "abandoned")
             if ticket.state == "active":
                 w.end(ticket, "zero")
         if event.tombstone and ticket_id not in w.attempts.view:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from admission.breaker import Breaker, BreakerState
 from admission.core.floors import CAUSES, last_of
-from admission.state import Allowance, Attempt, AttemptState, FloorKind, Group, State, Ticket, UnknownGroup
+from admission.state import Allowance, Attempt, AttemptState, Change, FloorKind, Group, State, Ticket, UnknownGroup
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -46,6 +46,7 @@ class Work:
     __slots__ = (
         "allowances",
         "attempts",
+        "changes",
         "closed_until",
         "ended",
         "endpoints",
@@ -64,6 +65,7 @@ class Work:
         self.was = was
         self.now = now
         self.closed_until = was.closed_until
+        self.changes = was.changes
         self.reclaim_not_before = was.reclaim_not_before
         self.groups = Draft(was.groups)
         self.allowances = Draft(was.allowances)
@@ -94,6 +96,7 @@ class Work:
             reclaim_not_before=self.reclaim_not_before,
             fences=self.fences.view,
             closed_until=self.closed_until,
+            changes=self.changes,
         )
 
     # -------------------------------------------------------------- owners
@@ -113,17 +116,39 @@ class Work:
             raise UnknownGroup(group)
         return found
 
-    def put_breaker(self, group: str, breaker: Breaker) -> None:
+    def put_breaker(self, group: str, breaker: Breaker, cause: str) -> None:
         """Where it has opened, waiters that do not wait for it, or cannot outlive it, are let go."""
         was = self.groups.view[group]
         if breaker is was.breaker:
             return
         self.groups.put(group, replace(was, breaker=breaker))
+        if breaker.state is not was.breaker.state:
+            self._tell(group, was.breaker.state, breaker, cause)
         until = breaker.cooldown_until
         if breaker.state is BreakerState.OPEN and was.breaker.state is not BreakerState.OPEN and until is not None:
             for ticket in self.waiting(group):
                 if not ticket.waits_for_cooldown or ticket.queue_deadline <= until:
                     self.tickets.drop(ticket.ticket_id)
+
+    def _tell(self, group: str, was: BreakerState, breaker: Breaker, cause: str) -> None:
+        is_open = breaker.state is BreakerState.OPEN
+        change = Change(
+            group=group,
+            was=was,
+            became=breaker.state,
+            generation=breaker.generation,
+            cause=cause,
+            at=self.now,
+            until=breaker.cooldown_until if is_open else None,
+        )
+        self.changes = (*self.changes, change)
+        known = self.groups.view[group]
+        if breaker.state is BreakerState.CLOSED:
+            self.groups.put(group, replace(known, open_since=None))
+        elif is_open:
+            since = self.now if was is BreakerState.CLOSED else known.open_since
+            opened = replace(known, opened_total=known.opened_total + 1, opened_for=cause, open_since=since)
+            self.groups.put(group, opened)
 
     def waiting(self, group: str) -> list[Ticket]:
         return [t for t in self.tickets.view.values() if t.state == "queued" and t.group == group]

@@ -8,6 +8,7 @@ select json_build_object(
     'quarantine_headroom', g.quarantine_headroom, 'queue_bound', g.queue_bound,
     'breaker', case when g.breaker = 'open' and g.cooldown_until <= c.now then 'half_open' else g.breaker end,
     'generation', g.generation, 'ramp', g.ramp,
+    'openings', g.opened_total, 'opened_for', g.opened_for, 'open_since', g.open_since,
     'cooldown_s', case when g.breaker = 'open'
         then greatest(0, round(extract(epoch from g.cooldown_until - c.now)::numeric, 3)) end,
     'active', s.active, 'quarantined', s.quarantined, 'queued', q.total,

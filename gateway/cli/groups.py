@@ -20,6 +20,13 @@ _CAUSES = {
     "provider_unavailable": "the provider rejected {credential}, or its quota is exhausted: look for "
     "gateway.provider_left_out in the logs",
 }
+#: Why a breaker has opened.
+_OPENED_FOR = {
+    "transient": "failures",
+    "slow": "late answers",
+    "probe_undecided": "a probe that ended without a verdict",
+    "probe_lost": "a probe that was lost",
+}
 #: Of the slots in quarantine, how many are told one by one when they come free.
 _TOLD = 4
 
@@ -52,6 +59,7 @@ def command(context: click.Context, slots: bool, url: str | None, key: str | Non
     out = tables.console()
     show(out, answer["groups"])
     _show_floors(out, answer["groups"])
+    _show_breakers(out, answer["groups"])
     if slots:
         _show_slots(out, answer["groups"])
         _show_waiting(out, answer["groups"])
@@ -163,6 +171,22 @@ def _show_floors(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:
     if rows:
         columns = ("group", "provider", "model", "why", "for", "until")
         tables.table(out, "nothing is sent there", columns, rows, numbers=("for",))
+
+
+def _show_breakers(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (
+            group["group"],
+            group["openings"],
+            _OPENED_FOR.get(group["opened_for"], group["opened_for"]),
+            moment(group["open_since"]),
+        )
+        for group in groups
+        if group.get("openings")
+    ]
+    if rows:
+        columns = ("group", "times", "the last time for", "open since")
+        tables.table(out, "breakers that have opened", columns, rows, numbers=("times",))
 
 
 def _show_slots(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -506,6 +507,49 @@ async def test_the_breaker_opens_and_one_probe_closes_it(processes: Processes):
     await one.store.decide(GROUP, first.ticket_id, probe.generation)
     row = (await one.advance())[second.ticket_id]
     assert (row.answer, row.probe) == ("granted", False)
+
+
+async def test_each_change_of_a_breaker_is_told_once_and_counted_in_its_group(processes: Processes):
+    one, two = await processes(concurrency=3, failure_threshold=2, first_cooldown_s=0.1)
+    assert await one.store.breaker_events() == []
+    first, second = await one.granted(), await one.granted()
+    [row] = await one.store.settle(0, [failed(first)], judged=True)
+    assert not row.untold
+    [row] = await one.store.settle(0, [failed(second)], judged=True)
+    assert row.untold
+    [told] = await two.store.breaker_events()
+    assert (told.group, told.was, told.became, told.cause) == (GROUP, "closed", "open", "transient")
+    assert told.generation == first.generation + 1  # type: ignore[operator]
+    assert told.until is not None
+    assert (told.until - told.at).total_seconds() == pytest.approx(0.1, abs=0.001)
+    assert await one.store.breaker_events() == []
+    [group] = await one.store.groups()
+    assert (group["openings"], group["opened_for"]) == (1, "transient")
+    assert datetime.fromisoformat(group["open_since"]) == told.at
+
+    async def probing() -> tuple[TicketRow, bool] | None:
+        demand = wanted()
+        rows = await two.store.acquire(GROUP, two.owner, [(demand, 0.0)])
+        row = next(row for row in rows if row.ticket_id == demand.ticket_id)
+        return (row, any(row.answer == "breaker" for row in rows)) if row.answer == "granted" else None
+
+    probe, hinted = await until(probing)
+    assert hinted
+    assert probe.generation is not None
+    await two.store.decide(GROUP, probe.ticket_id, probe.generation)
+    told_both = await asyncio.gather(one.store.breaker_events(), two.store.breaker_events())
+    changes = sorted((event for told in told_both for event in told), key=lambda event: event.generation)
+    assert [(c.was, c.became, c.cause) for c in changes] == [
+        ("open", "half_open", "cooldown_over"),
+        ("half_open", "closed", "first_content"),
+    ]
+    [group] = await one.store.groups()
+    assert (group["openings"], group["opened_for"], group["open_since"]) == (1, "transient", None)
+    # Closed, and reset once more: that is no change.
+    assert await one.store.reset(GROUP)
+    assert await one.store.breaker_events() == []
+    [row] = await one.store.settle(0, [failed(await one.granted())], judged=True)
+    assert not row.untold
 
 
 async def test_a_failed_probe_opens_again(processes: Processes):

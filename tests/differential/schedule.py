@@ -43,6 +43,7 @@ from admission.state import (
     Reset,
     Settle,
     State,
+    Take,
     UnknownGroup,
     element,
     initial,
@@ -81,6 +82,7 @@ WEIGHTS: Final = {
     "bury": 1,
     "overdue": 2,
     "configure": 2,
+    "take": 2,
     "reset": 0.5,
     "close": 0.5,
     "time": 14,
@@ -121,6 +123,9 @@ SOMETIMES: Final = (
     "breaker half_open becomes open",
     "a probe",
     "a probe's place was handed on",
+    *(f"told that a breaker open: {cause}" for cause in ("transient", "slow", "probe_undecided", "probe_lost")),
+    "told that a breaker half_open: cooldown_over",
+    *(f"told that a breaker closed: {cause}" for cause in ("answered", "first_content", "rate_limited", "reset")),
     "a ramp widened",
     "batch had its turn",
     "a floor of rate_limit",
@@ -740,7 +745,10 @@ class Play:
         )
         if len({s.lease.ticket_id for s in wanted}) < len(wanted):
             # Who waits is looked at in between as well.
-            rows = [replace(theirs, waiters=ours.waiters) for ours, theirs in zip(answers.settled, rows, strict=True)]
+            rows = [
+                replace(theirs, waiters=ours.waiters, untold=ours.untold)
+                for ours, theirs in zip(answers.settled, rows, strict=True)
+            ]
         if differ := sides.settled_differ(answers.settled, rows):
             raise Difference(differ)
         self._saw_settled(before, wanted, rows)
@@ -755,6 +763,16 @@ class Play:
                 seen[f"a floor of {key[3]}"] += 1
                 seen["a floor under the account"] += key[2] == ""
                 seen["a second strike"] += floor.strikes > 0
+
+    async def _take(self, rng: random.Random) -> None:
+        del rng
+        answers, taken = await self.both.ask(Take(), lambda s: s.breaker_events())
+        ours = [(c.group, c.was, c.became, c.generation, c.cause) for c in answers.changes]
+        theirs = [(e.group, e.was, e.became, e.generation, e.cause) for e in taken]
+        if ours != theirs:
+            raise Difference([f"breaker events: core {ours}, sql {theirs}"])
+        for event in taken:
+            self.both.seen[f"told that a breaker {event.became}: {event.cause}"] += 1
 
     async def _decide(self, rng: random.Random) -> None:
         probes = [g.breaker.probe for g in self.both.core.groups.values() if g.breaker.probe is not None]

@@ -22,7 +22,7 @@ from admission.clock import SECOND, day_of
 from admission.contract import SettledRow, TicketRow
 from admission.core.groups import limits_of
 from admission.settings import GroupSettings
-from admission.state import Allowance, Answers, Attempt, AttemptState, Floor, FloorKind, Group, State, Ticket
+from admission.state import Allowance, Answers, Attempt, AttemptState, Change, Floor, FloorKind, Group, State, Ticket
 
 CLOCK: Final = """
 create schema virtual;
@@ -44,7 +44,7 @@ EMPTY: Final = """
 delete from control.ticket; delete from control.attempt; delete from control.capacity_group;
 delete from control.allowance; delete from control.floor; delete from control.endpoint; delete from control.fence;
 delete from control.owner; delete from control.configuration; delete from control.invocation;
-delete from control.counter;
+delete from control.counter; delete from control.breaker_event; delete from control.pace;
 update control.reclaim set not_before = 'epoch';
 """
 
@@ -74,7 +74,8 @@ select json_build_object(
         'next_number', g.next_number, 'batch_credit', g.batch_credit, 'breaker', json_build_object(
             'state', g.breaker, 'generation', g.generation, 'probe', g.probe, 'openings', g.openings,
             'cooldown_until', us(g.cooldown_until), 'failed_at', array(select us(f) from unnest(g.failed_at) f),
-            'ramp', g.ramp), 'endpoints', g.endpoints)), '[]') from control.capacity_group g),
+            'ramp', g.ramp), 'opened_total', g.opened_total, 'opened_for', g.opened_for,
+        'open_since', us(g.open_since + s.ahead), 'endpoints', g.endpoints)), '[]') from control.capacity_group g),
     'allowances', (select coalesce(json_agg(json_build_object(
         'group', a.group_id, 'model', a.model, 'allowance', json_build_object(
             'concurrency', a.concurrency, 'requests_per_minute', a.requests_per_minute,
@@ -84,6 +85,10 @@ select json_build_object(
         'group', f.group_id, 'credential', f.credential, 'model', f.model, 'kind', f.kind,
         'floor', json_build_object('since', us(f.since), 'until', us(f.until), 'strikes', f.strikes))), '[]')
         from control.floor f),
+    'changes', (select coalesce(json_agg(json_build_object(
+        'group', e.group_id, 'was', e.was, 'became', e.became, 'generation', e.generation, 'cause', e.cause,
+        'at', us(e.at + s.ahead), 'until', us(e.until + s.ahead)) order by e.event_id), '[]')
+        from control.breaker_event e),
     'endpoints', (select coalesce(json_object_agg(e.endpoint, e.group_id), '{}') from control.endpoint e),
     'owners', (select coalesce(json_object_agg(o.owner_id, us(o.expires_at)), '{}') from control.owner o),
     'fences', (select coalesce(json_agg(json_build_array(f.key_id, f.scope_id, f.run_id, f.number)), '[]')
@@ -132,6 +137,9 @@ class _Group(msgspec.Struct):
     next_number: int
     batch_credit: int
     breaker: Breaker
+    opened_total: int
+    opened_for: str | None
+    open_since: int | None
     endpoints: list[str]
 
 
@@ -166,6 +174,7 @@ class Snapshot(msgspec.Struct):
     groups: list[_Group]
     allowances: list[_Allowance]
     floors: list[_Floor]
+    changes: list[Change]
     endpoints: dict[str, str]
     owners: dict[uuid.UUID, int]
     fences: list[tuple[uuid.UUID, str, str, int]]
@@ -209,6 +218,9 @@ async def look(connection: asyncpg.Connection, before: State) -> State:
             breaker=g.breaker,
             next_number=g.next_number,
             batch_credit=g.batch_credit,
+            opened_total=g.opened_total,
+            opened_for=g.opened_for,
+            open_since=g.open_since,
         )
     listed = {endpoint: g.group for g in found.groups for endpoint in g.endpoints}
     if listed != found.endpoints:
@@ -226,6 +238,7 @@ async def look(connection: asyncpg.Connection, before: State) -> State:
         reclaim_not_before=found.not_before,
         fences={(key, scope, run): number for key, scope, run, number in found.fences},
         closed_until=found.closed_until,
+        changes=tuple(found.changes),
     )
 
 
@@ -258,7 +271,7 @@ def differences(core: State, sql: State, now: int) -> list[str]:
     found += _differ("allowance", _each(core.allowances, _allowance, now), _each(sql.allowances, _allowance, now))
     for name in ("endpoints", "owners", "fences", "ended"):
         found += _differ(name, getattr(core, name), getattr(sql, name))
-    for name in ("reclaim_not_before", "closed_until"):
+    for name in ("reclaim_not_before", "closed_until", "changes"):
         if getattr(core, name) != getattr(sql, name):
             found.append(f"{name}: core {getattr(core, name)}, sql {getattr(sql, name)}")
     return found
@@ -284,6 +297,9 @@ def _group(group: Group) -> dict[str, Any]:
         "limits": group.limits,
         "next_number": group.next_number,
         "batch_credit": group.batch_credit,
+        "opened_total": group.opened_total,
+        "opened_for": group.opened_for,
+        "open_since": group.open_since,
         **asdict(group.breaker),
         "failed_at": tuple(group.breaker.failed_at),
     }
@@ -343,6 +359,7 @@ _TOLD: Final = {
     "moved": ("group_id",),
     "owner_fence": (),
     "next": (),
+    "breaker": (),
     "cooldown": ("wait_reason", "wait_ms"),
     "provider_unavailable": ("wait_reason", "wait_ms"),
 }
@@ -364,7 +381,7 @@ def _facts(rows: Any, ahead: int, zone: str) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for row in rows:
         # One that another owner asked for and that is granted here is told to both.
-        key = row.answer if row.answer == "next" else f"{row.ticket_id}{' notify' if row.answer == 'notify' else ''}"
+        key = row.answer if row.ticket_id is None else f"{row.ticket_id}{' notify' if row.answer == 'notify' else ''}"
         facts: dict[str, Any] = {"answer": row.answer}
         for field in _TOLD.get(row.answer, ("wait_ms",)):
             value = getattr(row, field)
@@ -430,6 +447,6 @@ def settled_differ(core: Sequence[SettledRow], sql: Sequence[SettledRow]) -> lis
     return [
         f"settled {ours.ticket_id}: {field}: core {getattr(ours, field)}, sql {getattr(theirs, field)}"
         for ours, theirs in zip(core, sql, strict=True)
-        for field in ("applied", "group_id", "waiters")
+        for field in ("applied", "group_id", "waiters", "untold")
         if getattr(ours, field) != getattr(theirs, field)
     ]

@@ -553,11 +553,27 @@ _BREAKER: Final = [
         _rules("of_two_that_come_together_after_the_cooldown_one_is_the_probe"),
     ),
     _m(
+        14,
+        "a breaker changes and tells nobody",
+        RECONCILE,
+        "    perform control.tell_breaker_v1(p_group, v_was, p_cause, p_now);\n",
+        "",
+        _stores("each_change_of_a_breaker_is_told_once_and_counted_in_its_group"),
+    ),
+    _m(
+        14,
+        "each process is told of each change of a breaker",
+        RECONCILE,
+        "        delete from control.breaker_event e\n         where",
+        "        update control.breaker_event e set was = e.was\n         where",
+        _stores("each_change_of_a_breaker_is_told_once_and_counted_in_its_group"),
+    ),
+    _m(
         12,
         "a lost probe keeps its place",
         RECONCILE,
         "where t.ticket_id = g.probe and t.state in ('granted', 'active')) then\n"
-        "        perform control.open_breaker_v2(p_group, p_now);",
+        "        perform control.open_breaker_v2(p_group, p_now, 'probe_lost');",
         "where t.ticket_id = g.probe and t.state in ('granted', 'active')) then\n        null;",
         _rules("a_probe_that_is_lost_opens_again_for_longer"),
     ),

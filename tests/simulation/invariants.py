@@ -149,6 +149,7 @@ class Watch:
                 raise Violation("the generation fell")
             if was.breaker.state is not group.breaker.state:
                 self.seen[f"breaker {was.breaker.state} becomes {group.breaker.state}"] += 1
+                self._told(after, group_id, was, group)
             given = [ticket for ticket in granted if ticket.group == group_id]
             queued = [t for t in after.tickets.values() if t.group == group_id and t.state == "queued"]
             self._occupancy(after, group, group_id, given)
@@ -158,6 +159,17 @@ class Watch:
             if isinstance(event, Acquire) and event.group == group_id:
                 self._bound(before, event, group, queued)
                 self._reconciled(after, group_id, now)
+
+    @staticmethod
+    def _told(after: State, group_id: str, was: Group, group: Group) -> None:
+        breaker = group.breaker
+        told = [(change.was, change.became, change.generation) for change in after.changes if change.group == group_id]
+        if told[-1:] != [(was.breaker.state, breaker.state, breaker.generation)]:
+            raise Violation("a breaker has changed, and nobody is told")
+        if group.opened_total - was.opened_total != (breaker.state is BreakerState.OPEN):
+            raise Violation("an opening was not counted, or counted twice")
+        if (breaker.state is BreakerState.CLOSED) != (group.open_since is None):
+            raise Violation("a breaker is closed and open since then")
 
     def _occupancy(self, after: State, group: Group, group_id: str, given: list[Ticket]) -> None:
         slots = [t for t in after.tickets.values() if t.group == group_id and t.state != "queued"]
@@ -226,7 +238,7 @@ class Watch:
                 raise Violation(f"a ticket is {ticket.state} after its time")
 
     def _answers(self, event: Event, after: State, answers: Answers) -> None:
-        told = Counter(row.ticket_id for row in answers.tickets if row.answer != "notify")
+        told = Counter(row.ticket_id for row in answers.tickets if row.answer != "notify" and row.ticket_id)
         asked = {e.demand.ticket_id for e in event.elements} if isinstance(event, Acquire) else set()
         if any(times > 1 for times in told.values()) or not asked <= set(told):
             raise Violation("an element was answered twice, or not at all")

@@ -74,27 +74,62 @@ begin
     if g.breaker = 'half_open' and g.probe is not null
        and not exists (select from control.ticket t
                         where t.ticket_id = g.probe and t.state in ('granted', 'active')) then
-        perform control.open_breaker_v2(p_group, p_now);
+        perform control.open_breaker_v2(p_group, p_now, 'probe_lost');
     elsif g.breaker = 'open' and g.cooldown_until <= p_now then
         update control.capacity_group c
            set breaker = 'half_open', generation = c.generation + 1, probe = null
          where c.group_id = p_group;
+        perform control.tell_breaker_v1(p_group, 'open', 'cooldown_over', p_now);
     end if;
 end $$;
 
+-- The breaker of this group has changed from what it was: somebody is to write it into a log. With the change itself, so
+-- that neither is there without the other.
+create or replace function control.tell_breaker_v1(p_group text, p_was text, p_cause text, p_now timestamptz)
+returns void
+language sql as $$
+    insert into control.breaker_event (group_id, was, became, generation, cause, at, until)
+    select c.group_id, p_was, c.breaker, c.generation, p_cause, p_now - s.ahead,
+           case when c.breaker = 'open' then c.cooldown_until - s.ahead end
+      from control.capacity_group c, control.store s
+     where c.group_id = p_group
+$$;
+
+-- The changes that nobody has taken yet, in their order, at most a hundred. Each is answered once.
+create or replace function control.take_breaker_events_v1() returns setof control.breaker_event
+language sql
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
+    with taken as (
+        delete from control.breaker_event e
+         where e.event_id = any (array(
+            select q.event_id from control.breaker_event q order by q.event_id limit 100 for update skip locked))
+        returning e.*
+    )
+    select * from taken t order by t.event_id
+$$;
+
 -- Opens a group's breaker, longer each time in a row. Waiters that would rather go elsewhere are let go, and those that
 -- cannot outlive the cooldown.
-create or replace function control.open_breaker_v2(p_group text, p_now timestamptz) returns void
+drop function if exists control.open_breaker_v2(text, timestamptz);
+
+create or replace function control.open_breaker_v2(p_group text, p_now timestamptz, p_cause text default 'transient')
+returns void
 language plpgsql as $$
 declare
+    v_was text;
     v_until timestamptz;
 begin
     update control.capacity_group c
        set breaker = 'open', generation = c.generation + 1, probe = null, failed_at = '{}', ramp = null,
            openings = least(c.openings + 1, 30),
-           cooldown_until = p_now + least(c.first_cooldown * power(2, least(c.openings, 20)), c.longest_cooldown)
-     where c.group_id = p_group
-    returning c.cooldown_until into v_until;
+           cooldown_until = p_now + least(c.first_cooldown * power(2, least(c.openings, 20)), c.longest_cooldown),
+           opened_total = c.opened_total + 1, opened_for = p_cause,
+           open_since = case when w.breaker = 'closed' then p_now - s.ahead else c.open_since end
+      from control.capacity_group w, control.store s
+     where c.group_id = p_group and w.group_id = p_group
+    returning w.breaker, c.cooldown_until into v_was, v_until;
+    perform control.tell_breaker_v1(p_group, v_was, p_cause, p_now);
     perform control.let_go_v1(p_group, null, '', true, v_until);
 end $$;
 

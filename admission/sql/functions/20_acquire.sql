@@ -10,7 +10,8 @@
 -- or, where all of these elements are granted as they come, the one row "all": the `number` of each whose place is not
 -- lower, and the rest each has of its own is what was asked for.
 -- And the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
--- next event that time alone brings about) and "time" (as it is by the steps in `number`: what the asker knew is stale).
+-- next event that time alone brings about), "time" (as it is by the steps in `number`: what the asker knew is stale) and
+-- "breaker" (it has changed, and somebody is to take note of it).
 
 create or replace function control.acquire_v2(
     p_group text, p_owner uuid, p_grant_ttl_ms integer, p_hold_ms bigint, p_zone text,
@@ -212,8 +213,14 @@ begin
                          where t.group_id = p_group and t.state = 'queued' and t.queue_deadline > '-infinity'
                            and t.queue_deadline < v_now - interval '2 s'
                          order by t.queue_deadline limit 1) is not null) then
+        was := g;
         perform control.reconcile_v2(p_group, v_now);
         select * into g from control.capacity_group c where c.group_id = p_group;
+        if g.generation <> was.generation then
+            return query select null::uuid, 'breaker', null::uuid, p_group, null::bigint, null::bigint, null::boolean,
+                                null::boolean, null::timestamptz, null::date, null::bigint, null::integer, null::text,
+                                null::bigint, null::bigint;
+        end if;
         select count(*) filter (where t.state <> 'quarantined'), count(*) filter (where t.state = 'quarantined'),
                count(*) filter (where t.class = 1),
                count(*) filter (where t.state <> 'quarantined' and t.generation = g.generation)

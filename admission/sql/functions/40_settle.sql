@@ -1,7 +1,8 @@
 -- settle_v2: the single final accounting of these attempts, in one transaction: the slot, the attempt row, the ledger.
 --
 -- Clean ones take no group lock: removing a row only lowers a count. Judged ones take the locks of their tickets' groups
--- first, and the outcomes move breakers, floors and allowances. A replay changes nothing and says applied = false.
+-- first, and the outcomes move breakers, floors and allowances. A replay changes nothing and says applied = false. A row
+-- without a ticket says that breakers have changed and nobody has taken note of it yet.
 
 create or replace function control.settle_v2(
     p_judged boolean, p_shard smallint,
@@ -128,6 +129,9 @@ begin
             array(select t from unnest(v_tickets) t join unnest(v_lines) l on l.ticket_id = t.ticket_id),
             p_ticket, p_ending, p_verdict, p_generation, p_retry_after_ms, p_account_wide, p_used, p_requests_left,
             p_tokens_left, p_told_ms, v_now, p_unavailable_ms);
+        if exists (select from control.breaker_event) then
+            return query select null::uuid, false, null::text, null::text, false;
+        end if;
     end if;
 
     return query
@@ -243,7 +247,7 @@ begin
             if e.verdict in ('transient', 'slow') then
                 g.failed_at := array(select f from unnest(g.failed_at) f where f >= p_now - g.failure_window) || p_now;
                 if cardinality(g.failed_at) >= g.failure_threshold then
-                    perform control.open_breaker_v2(e.group_id, p_now);
+                    perform control.open_breaker_v2(e.group_id, p_now, e.verdict);
                 else
                     update control.capacity_group c set failed_at = g.failed_at where c.group_id = e.group_id;
                 end if;
@@ -254,24 +258,30 @@ begin
             end if;
         elsif g.breaker = 'half_open' and g.probe = e.ticket_id then
             if e.verdict in ('answered', 'slow') or v_floor is not null then
-                perform control.close_breaker_v1(e.group_id);
+                perform control.close_breaker_v1(e.group_id, e.verdict, p_now);
             elsif e.ending = 'not_dispatched' and e.verdict = 'none' then
                 -- Taken back before dispatch: the place goes to the next.
                 update control.capacity_group c set generation = c.generation + 1, probe = null
                  where c.group_id = e.group_id;
             else
-                perform control.open_breaker_v2(e.group_id, p_now);
+                perform control.open_breaker_v2(
+                    e.group_id, p_now, case when e.verdict = 'none' then 'probe_undecided' else e.verdict end);
             end if;
         end if;
     end loop;
 end $$;
 
-create or replace function control.close_breaker_v1(p_group text) returns void
+drop function if exists control.close_breaker_v1(text);
+
+create or replace function control.close_breaker_v1(
+    p_group text, p_cause text default 'answered', p_now timestamptz default control.now_v1()
+) returns void
 language sql as $$
     update control.capacity_group c
        set breaker = 'closed', generation = c.generation + 1, probe = null, openings = 0, failed_at = '{}',
-           cooldown_until = null, ramp = case when c.concurrency > 1 then 1 end
-     where c.group_id = p_group
+           cooldown_until = null, ramp = case when c.concurrency > 1 then 1 end, open_since = null
+     where c.group_id = p_group;
+    select control.tell_breaker_v1(p_group, 'half_open', p_cause, p_now);
 $$;
 
 -- A probe has given its first valid content: that decides it, whenever it ends.
@@ -282,7 +292,7 @@ declare
 begin
     select * into g from control.capacity_group c where c.group_id = p_group for update;
     if g.breaker = 'half_open' and g.probe = p_ticket and g.generation = p_generation then
-        perform control.close_breaker_v1(p_group);
+        perform control.close_breaker_v1(p_group, 'first_content');
     end if;
 end $$;
 

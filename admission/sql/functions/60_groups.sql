@@ -142,15 +142,20 @@ end $$;
 -- An operator says that all is well again: the breaker closes, floors are gone.
 create or replace function control.reset_v1(p_group text) returns boolean
 language plpgsql as $$
+declare
+    v_was text;
 begin
-    perform from control.capacity_group c where c.group_id = p_group for update;
+    select c.breaker into v_was from control.capacity_group c where c.group_id = p_group for update;
     if not found then
         return false;
     end if;
     update control.capacity_group c
        set breaker = 'closed', generation = c.generation + 1, probe = null, openings = 0, failed_at = '{}',
-           cooldown_until = null, ramp = null
+           cooldown_until = null, ramp = null, open_since = null
      where c.group_id = p_group;
+    if v_was <> 'closed' then
+        perform control.tell_breaker_v1(p_group, v_was, 'reset', control.now_v1());
+    end if;
     delete from control.floor f where f.group_id = p_group;
     return true;
 end $$;

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from admission.controller import Controller
 from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict, new_id
@@ -460,3 +461,58 @@ async def test_a_store_that_has_forgotten_a_group_is_told_of_it_again():
         w.database.state = msgspec.structs.replace(w.database.state, groups={}, endpoints={})
         lease = await granted(one)
         assert one.valid(lease)
+
+
+# ---------------------------------------------------------------- what it tells
+
+
+def failed(lease: Lease) -> Settlement:
+    return msgspec.structs.replace(ended(lease), verdict=Verdict.TRANSIENT, state="zero")
+
+
+async def test_each_change_of_a_breaker_is_one_line_in_the_log_of_all_processes():
+    w = World(
+        AdmissionSettings(
+            groups={GROUP: GroupSettings(concurrency=2, failure_threshold=2, first_cooldown_s=0.05)}, margin_s=0.1
+        )
+    )
+    with capture_logs() as logs:
+        async with w.controller() as one, w.controller() as two:
+            leases = [await granted(one), await granted(two)]
+            await asyncio.gather(one.settle(failed(leases[0])), two.settle(failed(leases[1])))
+            probe = await granted(two, demand(waits_for_cooldown=True))
+            assert probe.probe
+            one.content_seen(probe)
+            await until(lambda: sum(line["event"].startswith("admission.breaker") for line in logs) >= 3)
+            await one.settle(ended(probe))
+    told = [line for line in logs if line["event"].startswith("admission.breaker")]
+    assert [(line["event"], line["log_level"], line["cause"]) for line in told] == [
+        ("admission.breaker_opened", "warning", "transient"),
+        ("admission.breaker_probing", "info", "cooldown_over"),
+        ("admission.breaker_closed", "info", "first_content"),
+    ]
+    assert [line["generation"] for line in told] == [2, 3, 4]
+    assert all(line["group"] == GROUP for line in told)
+    assert told[0]["at"] < told[0]["until"] <= told[1]["at"]
+
+
+async def test_a_change_that_could_not_be_told_at_once_is_told_by_the_next_sweep():
+    w = World(AdmissionSettings(groups={GROUP: GroupSettings(failure_threshold=1)}, margin_s=0.1, lease_s=0.6))
+    w.faults["breaker_events"] = Fault(lost="before")
+    with capture_logs() as logs:
+        async with w.controller() as one:
+            await one.settle(failed(await granted(one)))
+            await until(lambda: "breaker_events" in w.asked)
+        assert not [line for line in logs if line["event"] == "admission.breaker_opened"]
+        # Its process is gone.
+        del w.faults["breaker_events"]
+        async with w.controller():
+            await until(lambda: any(line["event"] == "admission.breaker_opened" for line in logs), within_s=20)
+
+
+async def test_what_changes_no_breaker_asks_for_no_change_of_one():
+    w = world(concurrency=2)
+    async with w.controller() as one:
+        for verdict in (Verdict.ANSWERED, Verdict.TRANSIENT, Verdict.RATE_LIMITED):
+            await one.settle(msgspec.structs.replace(ended(await granted(one)), verdict=verdict, retry_after_s=0.0))
+        assert "breaker_events" not in w.asked

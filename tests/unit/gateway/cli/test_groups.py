@@ -24,6 +24,7 @@ GROUP: dict[str, Any] = {
     "concurrency": 8, "quarantine_headroom": 0,
     "queue_bound": 32, "breaker": "open", "generation": 3, "cooldown_s": 9.2, "ramp": None, "active": 1,
     "quarantined": 2, "queued": 5, "expected_wait_s": 12.04,
+    "openings": 7, "opened_for": "probe_lost", "open_since": "2026-11-30T13:58:31.5+00:00",
     "queued_by_class": {"interactive": 3, "batch": 2},
     "quarantine": {"slots": 2, "held_back": 2, "share": 0.25, "frees_in_s": [12.0, 40.52]},
     "floors": [{"credential": "OPENAI_API_KEY", "providers": ["openai"], "model": None, "cause": "rate_limited",
@@ -70,6 +71,15 @@ def test_a_group_is_one_line_with_what_quarantine_costs_and_who_waits(answer):
     assert "2 s" in text
     assert "14:00:02" in text
     assert "order-17" not in text
+
+
+def test_a_breaker_that_has_opened_says_how_often_why_and_since_when(answer):
+    text = shown()
+    for part in ("7", "a probe that was lost", "13:58:31"):
+        assert part in text
+    said, _ = answer
+    said["groups"] = [{**GROUP, "openings": 0, "opened_for": None, "open_since": None}]
+    assert "have opened" not in shown()
 
 
 def test_slots_say_who_holds_them_and_until_when_and_who_waits_why(answer):
