@@ -262,6 +262,8 @@ class _Resolved:
             idempotency=IdempotencySettings(
                 retention_s=parsed.gateway.idempotency_retention_s,
                 max_answer_bytes=parsed.gateway.idempotency_max_answer_bytes,
+                max_keys=parsed.gateway.idempotency_max_keys,
+                max_bytes=parsed.gateway.idempotency_max_bytes,
             ),
             streams=StreamSettings(
                 commit_after_s=parsed.gateway.stream_commit_after_s,

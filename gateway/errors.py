@@ -45,6 +45,7 @@ class Code(enum.StrEnum):
     IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
     IDEMPOTENCY_IN_PROGRESS = "idempotency_in_progress"
     IDEMPOTENCY_ANSWER_LOST = "idempotency_answer_lost"
+    IDEMPOTENCY_FULL = "idempotency_full"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -93,6 +94,7 @@ STATUS: dict[Code, Status] = {
     Code.IDEMPOTENCY_MISMATCH: Status(422, "FAILED_PRECONDITION", "invalid_request_error"),
     Code.IDEMPOTENCY_IN_PROGRESS: Status(409, "ABORTED", "conflict_error"),
     Code.IDEMPOTENCY_ANSWER_LOST: Status(409, "FAILED_PRECONDITION", "conflict_error"),
+    Code.IDEMPOTENCY_FULL: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
     Code.PAYLOAD_TOO_LARGE: Status(413, "RESOURCE_EXHAUSTED", "invalid_request_error"),
     Code.QUEUE_FULL: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
     Code.QUEUE_TIMEOUT: Status(503, "UNAVAILABLE", "overloaded_error"),

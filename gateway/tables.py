@@ -207,6 +207,9 @@ class GatewayTable(Strict):
     #: Seconds that the end of a call with an idempotency key is kept, and the bytes of an answer that is.
     idempotency_retention_s: _Positive = 86_400.0
     idempotency_max_answer_bytes: Annotated[int, pydantic.Field(gt=0, le=100_000_000)] = 1_048_576
+    #: Of one API key: how many it may have at once, and the bytes of all their answers.
+    idempotency_max_keys: Annotated[int, pydantic.Field(gt=0, le=100_000_000)] = 100_000
+    idempotency_max_bytes: Annotated[int, pydantic.Field(gt=0, le=1_000_000_000_000)] = 1_073_741_824
 
 
 class AdmissionTable(Strict):

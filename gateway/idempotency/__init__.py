@@ -31,7 +31,7 @@ from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, Conflict, GatewayError, IdempotencyMismatch
 from gateway.idempotency import kept
 from gateway.idempotency.kept import Failure, Kept, Recording, Streamed, Vectors, Whole
-from gateway.idempotency.store import CallStore, Claim, Found
+from gateway.idempotency.store import CallStore, Claim, Found, Used
 from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 log = structlog.get_logger(__name__)
@@ -56,8 +56,13 @@ class IdempotencySettings(msgspec.Struct, frozen=True, kw_only=True):
     retention_s: float = 86_400.0
     #: Bytes of an answer that is kept.
     max_answer_bytes: int = 1024 * 1024
+    #: Idempotency keys that one API key may have at once, and the bytes of their answers.
+    max_keys: int = 100_000
+    max_bytes: int = 1024**3
     #: Seconds between two rounds that forget.
     purge_s: float = 60.0
+    #: Seconds between two counts of what the API keys in use have. Between them a process knows of its own calls only.
+    count_s: float = 30.0
 
 
 class Lines(Line, EmbeddingLine, Protocol):
@@ -115,13 +120,16 @@ class _Turn:
     async def broke(self, error: GatewayError) -> None:
         """The line raised this."""
         outcome = error.outcome if isinstance(error, AttemptedError) else None
-        if self.over or not self.sent or outcome is None:
+        if self.over or (self.sent and outcome is None):
             # Where something was sent, the ledger knows of it.
             return
-        if not outcome.dispatched or (outcome.settlement == "settled" and outcome.cost.state == "zero"):
+        settled = outcome is not None and outcome.settlement == "settled"
+        if not self.sent or outcome is None or not outcome.dispatched or (settled and outcome.cost.state == "zero"):
             # Nothing was sent, or every provider refused it whole: there is nothing that a repetition would do twice.
-            self.sent = False
-        elif outcome.settlement == "settled":
+            # The key is free before the caller hears of it, who may ask again at once.
+            self.over = True
+            await self._book.free(self.claim)
+        elif settled:
             assert isinstance(error, AttemptedError)
             await self.keep(kept.failed(error))
 
@@ -143,12 +151,17 @@ class Idempotency:
         #: By request, what is yet to be written of it, and the answer it is to have.
         self._unwritten: dict[str, tuple[Claim, Callable[[Claim], Awaitable[None]], Kept | None]] = {}
         self._news = asyncio.Event()
+        #: What the API keys that were seen here have, as far as it was counted, and those to count next.
+        self._used: dict[uuid.UUID, Used] = {}
+        self._to_count: set[uuid.UUID] = set()
+        self._in_use = asyncio.Event()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Idempotency]:
         """Writes what could not be written at once, and forgets what is past its time, while entered."""
         tasks = [asyncio.create_task(self._write(), name="idempotency.write")]
         tasks.append(asyncio.create_task(self._purge(), name="idempotency.purge"))
+        tasks.append(asyncio.create_task(self._count(), name="idempotency.count"))
         for task in tasks:
             task.add_done_callback(_ended)
         try:
@@ -275,11 +288,19 @@ class Idempotency:
 
     async def _reserve(self, claim: Claim, digest: bytes) -> Kept | None:
         """None: the key is this request's."""
+        used = self._used.get(claim.key_id)
+        full = used is not None and used.keys >= self._settings.max_keys
+        self._to_count.add(claim.key_id)
+        self._in_use.set()
         try:
             for _ in range(_MOST_LOOKS):
-                if await self.store.reserve(claim, digest, self._owner):
+                if not full and await self.store.reserve(claim, digest, self._owner):
+                    if used is not None:
+                        used.keys += 1
                     return None
                 found = await self.store.found(claim.key_id, claim.idempotency_key)
+                if found is None and full:
+                    raise _full(self._settings.max_keys)
                 if found is None:
                     continue
                 if found.digest != digest:
@@ -334,15 +355,31 @@ class Idempotency:
     async def end(self, claim: Claim, answer: Kept) -> None:
         """Written now, or as soon as the store is there: the answer goes out whatever it says."""
         text = kept.encoded(answer)
-        if len(text) > self._settings.max_answer_bytes and not isinstance(answer, Failure) and answer.outcome:
-            answer = kept.too_large(answer.outcome, self._settings.max_answer_bytes)
+        used = self._used.get(claim.key_id)
+        if not isinstance(answer, Failure):
+            if len(text) > self._settings.max_answer_bytes:
+                answer = kept.too_large(answer.outcome, self._settings.max_answer_bytes)
+            elif used is not None and used.bytes + len(text) > self._settings.max_bytes:
+                answer = kept.no_room(answer.outcome, self._settings.max_bytes)
             text = kept.encoded(answer)
+        if used is not None:
+            used.bytes += len(text)
         try:
             await asyncio.shield(self.store.end(claim, text))
         except StoreUnavailable:
             self.later(claim, lambda claim: self.store.end(claim, text), answer)
         except asyncio.CancelledError:
             self.later(claim, lambda claim: self.store.end(claim, text), answer)
+            raise
+
+    async def free(self, claim: Claim) -> None:
+        """Now, or as soon as the store is there."""
+        try:
+            await asyncio.shield(self.store.release(claim))
+        except StoreUnavailable:
+            self.later(claim, self.store.release)
+        except asyncio.CancelledError:
+            self.later(claim, self.store.release)
             raise
 
     def later(self, claim: Claim, write: Callable[[Claim], Awaitable[None]], answer: Kept | None = None) -> None:
@@ -367,6 +404,16 @@ class Idempotency:
                     continue
                 if self._unwritten[request_id] is waits:
                     del self._unwritten[request_id]
+
+    async def _count(self) -> None:
+        while True:
+            await self._in_use.wait()
+            self._in_use.clear()
+            keys, self._to_count = self._to_count, set()
+            for key_id in keys:
+                with contextlib.suppress(StoreUnavailable):
+                    self._used[key_id] = await self.store.used(key_id)
+            await asyncio.sleep(self._settings.count_s)
 
     async def _purge(self) -> None:
         while True:
@@ -397,6 +444,15 @@ def _in_progress() -> Conflict:
         code=Code.IDEMPOTENCY_IN_PROGRESS,
         param="idempotency-key",
         retry_after_s=_COME_BACK_S,
+    )
+
+
+def _full(most: int) -> Conflict:
+    return Conflict(
+        f"this API key has {most} idempotency keys already, which is the most it may have: nothing was sent. Send the "
+        "call without one, or wait until older ones are past their retention",
+        code=Code.IDEMPOTENCY_FULL,
+        param="idempotency-key",
     )
 
 

@@ -185,6 +185,15 @@ def too_large(outcome: Outcome, most: int) -> Failure:
     )
 
 
+def no_room(outcome: Outcome, most: int) -> Failure:
+    return Failure(
+        code=Code.IDEMPOTENCY_ANSWER_LOST,
+        message=f"it was answered, but the answers of this API key that are kept take up {most} bytes already, so that "
+        "it was not kept: it is not sent again",
+        outcome=outcome,
+    )
+
+
 def orphaned(outcome: Outcome) -> Failure:
     """What is known of a request that nobody saw to its end."""
     if outcome.settlement != "settled" or outcome.cost.state == "unknown":

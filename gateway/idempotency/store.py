@@ -25,6 +25,7 @@ _RELEASE = _sql("release")
 _RESERVE = _sql("reserve")
 _SEND = _sql("send")
 _TAKE = _sql("take")
+_USED = _sql("used")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +46,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     #: "waiting", "sent", "left" or "ended".
     state: str
     answer: bytes | None
+
+
+class Used(msgspec.Struct):
+    """What an API key has kept."""
+
+    keys: int
+    #: Of answers.
+    bytes: int
 
 
 class CallStore:
@@ -104,6 +113,12 @@ class CallStore:
     async def release(self, claim: Claim) -> None:
         with store_errors():
             await self._pool.execute(_RELEASE, *_names(claim), claim.request_id)
+
+    async def used(self, key_id: uuid.UUID) -> Used:
+        with store_errors():
+            row = await self._pool.fetchrow(_USED, key_id)
+        assert row is not None
+        return Used(keys=row["keys"], bytes=row["bytes"])
 
     async def purge(self, most: int) -> int:
         """Forgets what is past its retention, at most so many; how many it was."""

@@ -654,7 +654,18 @@ STATEMENTS: dict[str, tuple[Any, ...]] = {
     "end": (MINE.key_id, "k9", "r9", b"x", 100.0),
     "release": (MINE.key_id, "k9", "r9"),
     "purge": (500,),
+    # It reads what one API key has: here another one has all of it.
+    "used": (YOURS.key_id,),
 }
+
+
+async def counted(process: Process, *, keys: int = 0, size: int = 0) -> None:
+    """Until the process knows that my key has so much."""
+    async with asyncio.timeout(20):
+        while (used := process.once._used.get(MINE.key_id)) is None or used.keys < keys or used.bytes < size:
+            process.once._to_count.add(MINE.key_id)
+            process.once._in_use.set()
+            await asyncio.sleep(0.01)
 
 
 async def test_no_statement_reads_all_that_was_ever_kept(database_url: str) -> None:
@@ -673,3 +684,52 @@ async def test_no_statement_reads_all_that_was_ever_kept(database_url: str) -> N
             plan = "\n".join(row[0] for row in await connection.fetch(f"explain {text}", *arguments))
             assert "Seq Scan on idempotent_call" not in plan, plan
             assert "idempotent_call" in plan
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["refused before", "refused by the provider"])
+async def test_the_key_of_a_refused_call_is_free_before_its_caller_hears_of_it(world: World, sent: bool) -> None:
+    """Another process, so that nothing but the row tells it; repeated at once, many times."""
+    refused = attempt(status="error") if sent else attempt(status="not_dispatched")
+    error = AllRoutesFailed("no", outcome=outcome(refused, cost=Cost(state="zero", usd=Decimal(0))))
+
+    async def refuses(call: Call, observer: Observer) -> None:
+        if sent:
+            await observer.dispatching(1)
+        raise error if sent else AdmissionRefused("full")
+
+    async with world.process(before=refuses) as one, world.process(before=refuses) as two:
+        for process in (one, two) * 10:
+            for ask in (process.once.complete, lambda asked, process=process: read(process, asked)):
+                assert await code_of(ask(call())) is (Code.ALL_ROUTES_FAILED if sent else Code.QUEUE_FULL)
+                assert await world.rows() == []
+        assert len(one.line.calls) + len(two.line.calls) == 40
+
+
+async def test_one_key_more_than_an_api_key_may_have_is_refused_and_what_it_has_is_answered(world: World) -> None:
+    async with world.process(max_keys=3, count_s=0.01) as process:
+        for number in range(3):
+            await process.once.complete(call(f"k{number}"))
+        await counted(process, keys=3)
+        assert await code_of(process.once.complete(call("one more"))) is Code.IDEMPOTENCY_FULL
+        assert (await process.once.complete(call("k0"))).response == COMPLETION.response
+        # Another API key's are not among them, and a call without one needs none.
+        await process.once.complete(call("one more", caller=YOURS))
+        await process.once.complete(call(None))
+    assert len(process.line.calls) == 5
+
+
+async def test_an_answer_for_which_there_is_no_room_goes_out_and_is_not_kept(world: World) -> None:
+    async with world.process(max_bytes=1, count_s=0.01) as process:
+        async with database.open_connection(world.url, name="test") as connection:
+            await connection.execute(
+                "insert into content.idempotent_call"
+                " (key_id, idempotency_key, digest, request_id, debit_id, owner, state, answer, expires_at)"
+                f" values ('{MINE.key_id}', 'first', sha256('x'), 'r', 'd', '{MINE.key_id}', 'ended', 'xx',"
+                " clock_timestamp() + interval '1 h')"
+            )
+        await counted(process, size=2)
+        assert (await process.once.complete(call("second"))).response == COMPLETION.response
+        with pytest.raises(AttemptedError, match="take up 1 bytes") as told:
+            await process.once.complete(call("second"))
+        assert told.value.code is Code.IDEMPOTENCY_ANSWER_LOST
+    assert len(process.line.calls) == 1
