@@ -18,7 +18,7 @@ from gateway.client import errors, flow
 from gateway.client import jobs as job_flows
 from gateway.client.answer import Answer, Gathered, text_of
 from gateway.client.batches import Batch, BatchResult, File, Source
-from gateway.client.connection import OPTIONS, Address, closed, timeouts
+from gateway.client.connection import LIMITS, OPTIONS, Address, closed, timeouts
 from gateway.client.flow import Emit, Flow, Items, Step
 from gateway.client.jobs import CHAT, Job, Line, Receipt, Result
 from gateway.client.messages import Asked, Parameters, request_of
@@ -71,6 +71,7 @@ class AsyncClient:
                     headers=self._address.headers,
                     verify=self._address.verify,
                     timeout=timeouts(),
+                    limits=LIMITS,
                     trust_env=False,
                 )
                 self._driver.http = await stack.enter_async_context(http)

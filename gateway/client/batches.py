@@ -14,6 +14,7 @@ import msgspec
 
 from gateway.client import errors
 from gateway.client.flow import (
+    STORED_S,
     Emit,
     Flow,
     Items,
@@ -41,8 +42,6 @@ _LONGEST_LOOK_S: Final = 5.0
 _TURN_LINES: Final = 256
 #: Bytes of encoded requests that are held in memory; more go to a temporary file.
 _SPOOL_BYTES: Final = 8 * 1024 * 1024
-#: Seconds for the answer behind the last byte of an upload.
-_UPLOAD_S: Final = 120.0
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -139,7 +138,7 @@ def _uploaded(file: IO[bytes], filename: str, idempotency_key: str | None, budge
         path="/v1/files",
         file=(filename, file),
         headers={"idempotency-key": idempotency_key or uuid.uuid4().hex},
-        timeout_s=_UPLOAD_S,
+        timeout_s=STORED_S,
     )
     return decoded((yield from exchange(step, Patience(budget_s, repeatable=True))), File)
 

@@ -10,12 +10,15 @@ import httpx
 from grpc import ChannelCredentials
 
 #: An answer may be longer than the 4 MiB that gRPC takes by default. A connection that is silent for half a minute of a
-#: call is probed: a gateway that vanished without closing would otherwise be waited for without end.
+#: call is probed, as often as it is: a gateway that vanished without closing would otherwise be waited for without end.
 OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
 )
+#: As many connections as there are requests at once: one that waits for a job's end would hold up those behind it.
+LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=20)
 _CONNECT_S: Final = 10.0
 #: Seconds for the next piece of what is sent or read in pieces.
 _PIECE_S: Final = 60.0

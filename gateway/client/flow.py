@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 #: Seconds that an answer over HTTP may let one wait for its next byte.
 ANSWER_S: Final = 30.0
+#: The same where much has to be stored first.
+STORED_S: Final = 120.0
 #: Seconds between repetitions: at first, and at most. Each is twice the one before.
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 5.0

@@ -15,6 +15,7 @@ from gateway.client import errors
 from gateway.client.errors import CallFailed
 from gateway.client.flow import (
     ANSWER_S,
+    STORED_S,
     Emit,
     Flow,
     Items,
@@ -177,7 +178,7 @@ def submit(jobs: Line | Iterable[Line], idempotency_key: str | None, budget_s: f
 
 def submit_lines(lines: bytes, idempotency_key: str | None, budget_s: float) -> Flow[Receipt]:
     headers = {"content-type": "application/x-ndjson", "idempotency-key": idempotency_key or uuid.uuid4().hex}
-    step = Send(method="POST", path="/v1/jobs", content=lines, headers=headers)
+    step = Send(method="POST", path="/v1/jobs", content=lines, headers=headers, timeout_s=STORED_S)
     return decoded((yield from exchange(step, Patience(budget_s, repeatable=True))), Receipt)
 
 
