@@ -16,7 +16,7 @@ How a call fails, the same for both transports and both faces.
     |- Internal           a fault of the gateway
     `- Unreachable        nobody answered as a gateway does; what became of the request is not known
 
-A code that is younger than this client is a `CallFailed` and nothing narrower.
+A code that is younger than this client has the class of its status.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Conflict(CallFailed):
 class Busy(CallFailed):
     """No slot for now."""
 
-    codes = frozenset({"cooldown", "queue_full", "queue_timeout"})
+    codes = frozenset({"cooldown", "idempotency_full", "queue_full", "queue_timeout"})
 
 
 class Unavailable(CallFailed):
@@ -188,11 +188,45 @@ class Unreachable(CallFailed):
 _CLASSES: Final[dict[str, type[CallFailed]]] = {
     code: kind for kind in CallFailed.__subclasses__() for code in kind.codes
 }
+#: Of a code that is not in the table: what its status, over HTTP or gRPC, says of it.
+_BY_STATUS: Final[dict[str, type[CallFailed]]] = {
+    "400": InvalidRequest,
+    "401": Unauthenticated,
+    "402": NotAllowed,
+    "403": NotAllowed,
+    "404": NotFound,
+    "405": InvalidRequest,
+    "408": OutOfTime,
+    "409": Conflict,
+    "413": InvalidRequest,
+    "415": InvalidRequest,
+    "422": InvalidRequest,
+    "429": Busy,
+    "499": Cancelled,
+    "500": Internal,
+    "502": ProviderFailed,
+    "503": Unavailable,
+    "504": OutOfTime,
+    "ABORTED": Conflict,
+    "ALREADY_EXISTS": Conflict,
+    "CANCELLED": Cancelled,
+    "DEADLINE_EXCEEDED": OutOfTime,
+    "FAILED_PRECONDITION": Conflict,
+    "INTERNAL": Internal,
+    "INVALID_ARGUMENT": InvalidRequest,
+    "NOT_FOUND": NotFound,
+    "PERMISSION_DENIED": NotAllowed,
+    "RESOURCE_EXHAUSTED": Busy,
+    "UNAUTHENTICATED": Unauthenticated,
+    "UNAVAILABLE": Unavailable,
+    "UNIMPLEMENTED": InvalidRequest,
+}
 
 
 def failure(message: str, *, code: str, status: str = LOCAL, **told: Any) -> CallFailed:
-    """The error of this code, of the class that the code has."""
-    return _CLASSES.get(code, CallFailed)(message, code=code, status=status, **told)
+    """The error of this code, of the class that the code has, or else its status."""
+    kind = _CLASSES.get(code) or _BY_STATUS.get(status, CallFailed)
+    return kind(message, code=code, status=status, **told)
 
 
 def refused(param: str, reason: str, *, code: str = "invalid_request") -> CallFailed:

@@ -5,16 +5,26 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from gateway.client import CallFailed, InvalidRequest, Unreachable, errors
-from gateway.errors import Code
+from gateway.client import CallFailed, Conflict, InvalidRequest, Unavailable, Unreachable, errors
+from gateway.errors import STATUS, Code
 from gateway.jobs.output import _IN_A_BATCH
 
 
-def test_every_code_of_the_gateway_has_a_class_and_no_other() -> None:
-    kinds = CallFailed.__subclasses__()
-    known = [code for kind in kinds for code in kind.codes]
-    assert len(known) == len(set(known))
-    assert set(known) == {code.value for code in Code} | set(_IN_A_BATCH.values()) | {"unreachable"}
+KNOWN = [code for kind in CallFailed.__subclasses__() for code in kind.codes]
+
+
+def test_no_code_has_two_classes_and_none_is_made_up() -> None:
+    assert len(KNOWN) == len(set(KNOWN))
+    assert set(KNOWN) - {code.value for code in Code} == {*_IN_A_BATCH.values(), "unreachable"}
+
+
+@pytest.mark.parametrize("code", Code)
+def test_every_code_of_the_gateway_has_a_class_on_both_transports(code: Code) -> None:
+    """Also one that was added after this client: by its status."""
+    status = STATUS[code]
+    kinds = {type(errors.failure("no", code=code.value, status=told)) for told in (f"{status.http}", status.grpc)}
+    assert CallFailed not in kinds
+    assert len(kinds) == 1 or code.value not in KNOWN
 
 
 def test_every_class_is_public_and_told() -> None:
@@ -26,9 +36,10 @@ def test_every_class_is_public_and_told() -> None:
         assert f"- {kind.__name__} " in (errors.__doc__ or "")
 
 
-def test_a_code_that_is_younger_than_the_client_is_the_plain_error() -> None:
-    failed = errors.failure("so it is", code="moon_phase", status="503")
-    assert type(failed) is CallFailed
+@pytest.mark.parametrize(("status", "kind"), [("503", Unavailable), ("ABORTED", Conflict), ("failed", CallFailed)])
+def test_a_code_that_is_younger_than_the_client_has_the_class_of_its_status(status: str, kind: type) -> None:
+    failed = errors.failure("so it is", code="moon_phase", status=status)
+    assert type(failed) is kind
     assert (failed.code, str(failed)) == ("moon_phase", "moon_phase: so it is")
 
 
