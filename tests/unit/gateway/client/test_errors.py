@@ -9,7 +9,6 @@ from gateway.client import CallFailed, Conflict, InvalidRequest, Unavailable, Un
 from gateway.errors import STATUS, Code
 from gateway.jobs.output import _IN_A_BATCH
 
-
 KNOWN = [code for kind in CallFailed.__subclasses__() for code in kind.codes]
 
 
