@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from typing_extensions import TypedDict
 
 from gateway.errors import Code
 from gateway.jobs.model import JobView, Result
@@ -21,7 +22,26 @@ _UNSURE: Final = frozenset({Code.UNCERTAIN, Code.POISON, Code.INTERNAL, Code.CAN
 _IN_A_BATCH: Final = {Code.EXPIRED.value: "batch_expired", Code.CANCELLED.value: "batch_cancelled"}
 
 
-def response(body: str, status: int | None, outcome: Outcome | None) -> dict[str, object]:
+class JobAnswer(TypedDict):
+    """What a direct call would have been answered."""
+
+    status_code: int | None
+    request_id: str | None
+    body: msgspec.Raw
+
+
+class JobError(TypedDict):
+    """Why there is no answer."""
+
+    code: str
+    message: str | None
+    #: The path of the field at fault.
+    param: str | None
+    #: Whether a provider got any of it; null where that is not known.
+    dispatched: bool | None
+
+
+def response(body: str, status: int | None, outcome: Outcome | None) -> JobAnswer:
     return {
         "status_code": status,
         "request_id": outcome.request_id if outcome else None,
@@ -29,7 +49,7 @@ def response(body: str, status: int | None, outcome: Outcome | None) -> dict[str
     }
 
 
-def error(job: JobView | Result) -> dict[str, str | bool | None] | None:
+def error(job: JobView | Result) -> JobError | None:
     if job.error_code is None:
         return None
     # Without an outcome nothing was sent, unless its run ended in a way that left none.
@@ -46,7 +66,7 @@ def batch_line(result: Result) -> bytes:
     """A line of a batch's output, or of its errors."""
     fault = error(result)
     if fault is not None:
-        fault["code"] = _IN_A_BATCH.get(str(fault["code"]), fault["code"])
+        fault["code"] = _IN_A_BATCH.get(fault["code"], fault["code"])
     line = {
         "id": f"batch_req_{result.job_id.hex}",
         "custom_id": result.custom_id,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -26,10 +26,6 @@ _V = TypeVar("_V")
 
 MAX_CUSTOM_ID_CHARS = 512
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-#: The fields of an OpenAI batch line, and what only a job has.
-_OF_THE_LINE = frozenset({"custom_id", "method", "url", "body"})
-_OF_THE_JOB = frozenset({"deadline_s", "max_attempts", "webhook_url"})
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _string = msgspec.json.Decoder(str)
@@ -58,9 +54,22 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     """What only a job has, of its caller's choice."""
 
     #: Seconds.
-    deadline_s: float | None = None
-    max_attempts: int | None = None
+    deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    max_attempts: Annotated[int, msgspec.Meta(ge=1)] | None = None
     webhook_url: str | None = None
+
+
+class JobFields(Wishes, frozen=True, kw_only=True):
+    """What a job has beside the caller fields. Each is looked at by itself, so that a fault is told with its place."""
+
+    # Those of an OpenAI batch line.
+    url: str
+    body: dict[str, Any]
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CUSTOM_ID_CHARS)] | None = None
+    method: Literal["POST"] | None = None
+
+
+_OF_THE_JOB = frozenset(JobFields.__struct_fields__)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +137,7 @@ class Judge:
         one name; `may_be_told` InvalidRequest for a URL that no word of an end may be sent to.
         """
         self._caller_fields = frozenset(caller_fields)
-        self._known = self._caller_fields | _OF_THE_LINE | _OF_THE_JOB
+        self._known = self._caller_fields | _OF_THE_JOB
         self._parse_options = parse_options
         self._formats = formats
         self._resolve = resolve

@@ -11,13 +11,17 @@ from __future__ import annotations
 import math
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol
+from typing import Any, Final, Literal, NotRequired, Protocol
 
 import msgspec
+from typing_extensions import TypedDict
 
 from adapters.chat import ChatRequest
 from adapters.contract import ToldError, WireProtocol
 from adapters.protocols import PROTOCOLS, anthropic_messages, chat_completions, responses
+from adapters.protocols.anthropic_messages import schema as messages_schema
+from adapters.protocols.chat_completions import schema as chat_completions_schema
+from adapters.protocols.responses import schema as responses_schema
 from gateway.errors import AttemptedError, Code, GatewayError
 from gateway.outcome import AttemptReport, Outcome
 
@@ -55,7 +59,7 @@ _WORDS_OF_PROVIDERS: Final = frozenset(
     }
 )
 #: Statuses by which a provider's refusal is told as its own.
-_OF_THE_PROVIDER: Final = frozenset({400, 404, 409, 413, 422})
+OF_THE_PROVIDER: Final = frozenset({400, 404, 409, 413, 422})
 
 
 class Envelope(Protocol):
@@ -71,10 +75,53 @@ class Envelope(Protocol):
     def include_usage(self) -> bool: ...
 
 
+class OpenAiError(TypedDict):
+    """What is wrong, in the words of OpenAI's APIs."""
+
+    message: str
+    type: str
+    #: The field at fault.
+    param: str | None
+    code: str
+    request_id: str
+
+
+class OpenAiErrorBody(TypedDict):
+    """An error of OpenAI's APIs."""
+
+    error: OpenAiError
+
+
+class AnthropicError(TypedDict):
+    """What is wrong, in the words of Anthropic's API."""
+
+    type: str
+    message: str
+    code: str
+    param: NotRequired[str]
+
+
+class AnthropicErrorBody(TypedDict):
+    """An error of Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicError
+    request_id: str
+
+
 class Api(msgspec.Struct, frozen=True, kw_only=True):
     """One API: a wire protocol, and what is around it on HTTP."""
 
     protocol: WireProtocol
+    #: What one of its answers is.
+    title: str
+    #: What is read of its requests, what its answers are read as, and what its errors look like.
+    request: type
+    answer: type
+    error: type
+    #: What every answer has.
+    always: tuple[str, ...]
+    example: Mapping[str, Any]
     envelope: Callable[[ChatRequest], Envelope]
     #: What the id of an answer begins with.
     id_prefix: str
@@ -91,6 +138,12 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
 
 CHAT_COMPLETIONS: Final = Api(
     protocol=PROTOCOLS["chat_completions"],
+    title="A chat completion",
+    request=chat_completions_schema.RequestIn,
+    answer=chat_completions_schema.AnswerOut,
+    always=("id", "model", "choices"),
+    example={"model": "gpt-4o", "messages": [{"role": "user", "content": "Say hello."}]},
+    error=OpenAiErrorBody,
     envelope=chat_completions.envelope,
     id_prefix="chatcmpl-",
     request_id="x-request-id",
@@ -99,12 +152,24 @@ CHAT_COMPLETIONS: Final = Api(
 )
 RESPONSES: Final = Api(
     protocol=PROTOCOLS["responses"],
+    title="A response",
+    request=responses_schema.RequestIn,
+    answer=responses_schema.ResponseOut,
+    always=("id", "model", "output"),
+    example={"model": "gpt-4o", "input": "Say hello."},
+    error=OpenAiErrorBody,
     envelope=responses.envelope,
     id_prefix="resp_",
     request_id="x-request-id",
 )
 MESSAGES: Final = Api(
     protocol=PROTOCOLS["anthropic_messages"],
+    title="A message",
+    request=messages_schema.RequestIn,
+    answer=messages_schema.MessageOut,
+    always=("id", "model", "content"),
+    example={"model": "claude-sonnet", "max_tokens": 256, "messages": [{"role": "user", "content": "Say hello."}]},
+    error=AnthropicErrorBody,
     envelope=anthropic_messages.envelope,
     id_prefix="msg_",
     request_id="request-id",
@@ -146,7 +211,7 @@ def status_of(error: GatewayError) -> int:
     rate limit that all of them have is one to the caller, too.
     """
     attempts = outcome.attempts if (outcome := outcome_of(error)) is not None else ()
-    if error.code is Code.UPSTREAM_REJECTED and attempts and attempts[-1].http_status in _OF_THE_PROVIDER:
+    if error.code is Code.UPSTREAM_REJECTED and attempts and attempts[-1].http_status in OF_THE_PROVIDER:
         return attempts[-1].http_status or error.status.http
     if error.code is Code.ALL_ROUTES_FAILED and attempts and all(_limited(attempt) for attempt in attempts):
         return 429

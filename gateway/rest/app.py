@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from admission.lease import new_id
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest, NotFound, Unauthenticated
-from gateway.rest import paths
+from gateway.rest import openapi, paths
 from gateway.rest.apis import Api, error_headers, spoken
 from gateway.rest.auth import Authenticator, authorize
 from gateway.rest.endpoint import REQUEST_ID, BodyLimits, Endpoint, Exchange, Routes, segment
@@ -65,7 +65,7 @@ class RestServer:
 
     def __init__(self, settings: RestSettings, endpoints: Iterable[Endpoint], keys: Authenticator) -> None:
         self._settings = settings
-        self._routes = Routes(endpoints)
+        self._routes = Routes(openapi.routes(tuple(endpoints)))
         self._keys = keys
         self._draining = asyncio.Event()
         self._in_flight: set[asyncio.Task[object]] = set()

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from gateway.call import Scope
-from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.errors import Code, Conflict, InvalidRequest, NotFound
 from gateway.jobs.batch_store import BatchView, NewBatch
 from gateway.jobs.batches import Batches
 from gateway.jobs.formats import PROTOCOL_OF
 from gateway.jobs.submission import new_submission_id
 from gateway.rest.endpoint import Endpoint, Exchange
-from gateway.rest.files import id_of, limit_of, listed, seconds
+from gateway.rest.files import Identified, bounds, id_of, limit_of, seconds
 from gateway.rest.jobs import content_store, idempotency_key
+from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
 
 #: Batches of a page of the list: where nothing is said, and at most. OpenAI's.
 _LIMIT, _MAX_LIMIT = 20, 100
@@ -52,6 +54,82 @@ class BatchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     webhook_url: str | None = None
 
 
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LIMIT)] = _LIMIT
+
+
+class BatchFault(TypedDict):
+    """What is wrong with a batch, or with a line of its file."""
+
+    code: str
+    message: str
+    param: str | None
+    line: int | None
+
+
+class BatchFaults(TypedDict):
+    object: Literal["list"]
+    data: list[BatchFault]
+
+
+class BatchCounts(TypedDict):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchInputDetails(TypedDict):
+    cached_tokens: int
+
+
+class BatchOutputDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class BatchUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: BatchInputDetails
+    output_tokens: int
+    output_tokens_details: BatchOutputDetails
+    total_tokens: int
+
+
+class Batch(Identified):
+    """A batch, as OpenAI has it."""
+
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchFaults | None
+    input_file_id: str | None
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: BatchCounts
+    metadata: Mapping[str, str] | None
+    usage: BatchUsage | None
+
+
+class BatchPage(TypedDict):
+    """A page of batches."""
+
+    object: Literal["list"]
+    data: list[Batch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 def routes(*, batches: Batches, may_be_told: Callable[[str], object]) -> list[Endpoint]:
     """The endpoints of this module. `may_be_told` raises InvalidRequest for a URL that nothing may be sent to."""
     store = batches.store
@@ -76,7 +154,13 @@ def routes(*, batches: Batches, may_be_told: Callable[[str], object]) -> list[En
         with content_store():
             views = await store.page(exchange.caller.key_id, after=after, limit=limit + 1)
             entries = [await rendered(view) for view in views[:limit]]
-        return exchange.answer(listed(entries, more=len(views) > limit))
+        told: BatchPage = {
+            "object": "list",
+            "data": entries,
+            **bounds([entry["id"] for entry in entries]),
+            "has_more": len(views) > limit,
+        }
+        return exchange.answer(told)
 
     async def get(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -103,15 +187,41 @@ def routes(*, batches: Batches, may_be_told: Callable[[str], object]) -> list[En
                 return view
         raise NotFound("no such batch")
 
-    async def rendered(view: BatchView) -> dict[str, object]:
+    async def rendered(view: BatchView) -> Batch:
         completed, failed = await batches.counts(view)
         return _rendered(view, completed, failed)
 
+    one, cancelled = "/v1/batches/{batch_id}", "/v1/batches/{batch_id}/cancel"
+    created = Operation(
+        summary="Start a batch",
+        takes=(
+            Content(
+                type=BatchRequest,
+                example={
+                    "input_file_id": "file-0123456789abcdef0123456789abcdef",
+                    "endpoint": "/v1/chat/completions",
+                    "completion_window": "24h",
+                },
+            ),
+        ),
+        gives=(Content(type=Batch),),
+        errors=OF_CONTENT | {Code.NOT_FOUND},
+        repeatable=True,
+        links={
+            "get": Link(method="GET", path=one, parameters={"batch_id": "/id"}),
+            "cancel": Link(method="POST", path=cancelled, parameters={"batch_id": "/id"}),
+        },
+    )
+    listed = Operation(
+        summary="List batches", query=_Page, gives=(Content(type=BatchPage),), errors=OF_CONTENT | {Code.NOT_FOUND}
+    )
+    looked_at = Operation(summary="A batch", gives=(Content(type=Batch),), errors=OF_CONTENT)
+    taken_back = Operation(summary="Cancel a batch", gives=(Content(type=Batch),), errors=OF_CONTENT | {Code.CONFLICT})
     return [
-        Endpoint(method="POST", path="/v1/batches", access=Scope.JOBS, handler=create),
-        Endpoint(method="GET", path="/v1/batches", access=Scope.JOBS, handler=page),
-        Endpoint(method="GET", path="/v1/batches/{batch_id}", access=Scope.JOBS, handler=get),
-        Endpoint(method="POST", path="/v1/batches/{batch_id}/cancel", access=Scope.JOBS, handler=cancel),
+        Endpoint(method="POST", path="/v1/batches", access=Scope.JOBS, handler=create, told=created),
+        Endpoint(method="GET", path="/v1/batches", access=Scope.JOBS, handler=page, told=listed),
+        Endpoint(method="GET", path=one, access=Scope.JOBS, handler=get, told=looked_at),
+        Endpoint(method="POST", path=cancelled, access=Scope.JOBS, handler=cancel, told=taken_back),
     ]
 
 
@@ -143,7 +253,7 @@ def _digest(asked: BatchRequest) -> bytes:
     return hashlib.sha256(b"batch\n" + msgspec.json.encode(asked, order="sorted")).digest()
 
 
-def _rendered(view: BatchView, completed: int, failed: int) -> dict[str, object]:
+def _rendered(view: BatchView, completed: int, failed: int) -> Batch:
     def ended(*statuses: str) -> int | None:
         return at(view.ended_at) if view.status in statuses else None
 

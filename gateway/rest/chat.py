@@ -30,6 +30,7 @@ from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import HEADER_PREFIX, options_from_headers
+from gateway.rest.operation import OF_A_CALL, Content, Operation
 from gateway.rest.paths import DEPLOYMENT
 from gateway.rest.streams import EventStream, StreamSettings
 from metering.cost import decimal_string
@@ -55,9 +56,44 @@ def routes(*, line: Line, settings: StreamSettings, in_background: InBackground)
     """The endpoints of this module."""
     chat = Chat(line, settings, in_background)
     return [
-        Endpoint(method="POST", path=path, access=Scope.CHAT, handler=partial(chat.answer, api), apis=(api,))
+        Endpoint(
+            method="POST",
+            path=path,
+            access=Scope.CHAT,
+            handler=partial(chat.answer, api),
+            apis=(api,),
+            told=_told(api),
+        )
         for path, api in PATHS.items()
     ]
+
+
+class Betas(msgspec.Struct, frozen=True, kw_only=True):
+    #: Words for a provider that speaks Anthropic's protocol, with commas between them.
+    betas: str | None = msgspec.field(default=None, name=BETAS)
+
+
+class BetaQuery(msgspec.Struct, frozen=True, kw_only=True):
+    #: Anthropic's client says so of what it calls beta. It is not looked at.
+    beta: str | None = None
+
+
+def _told(api: Api) -> Operation:
+    return Operation(
+        summary=api.title,
+        description="With `stream` as server-sent events. Fields that are not named here pass to the provider.",
+        query=BetaQuery,
+        headers=Betas if api is MESSAGES else None,
+        takes=(Content(type=api.request, example=api.example),),
+        makes_job=api is RESPONSES,
+        gives=(
+            Content(type=api.answer, required=api.always),
+            Content(type=str, media_type="text/event-stream"),
+        ),
+        errors=OF_A_CALL,
+        calls=True,
+        repeatable=True,
+    )
 
 
 class Chat:

@@ -10,14 +10,22 @@ from __future__ import annotations
 from functools import partial
 
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from adapters.protocols.anthropic_messages import AnthropicMessages
 from gateway.answer import CountingLine
 from gateway.call import Call, Scope
 from gateway.rest.apis import MESSAGES, attribution
-from gateway.rest.chat import named_model, parsed, wanted_betas
+from gateway.rest.chat import BetaQuery, Betas, named_model, parsed, wanted_betas
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
+from gateway.rest.operation import OF_A_CALL, Content, Operation
+
+
+class Count(TypedDict):
+    """How many tokens it would have."""
+
+    input_tokens: int
 
 
 def routes(*, line: CountingLine) -> list[Endpoint]:
@@ -45,6 +53,17 @@ def routes(*, line: CountingLine) -> list[Endpoint]:
             headers={**answer_headers(exchange.request_id, api), **dict(attribution(counted.outcome))},
         )
 
+    told = Operation(
+        summary="How many tokens a message would have",
+        query=BetaQuery,
+        headers=Betas,
+        takes=(Content(type=api.request, example=api.example),),
+        gives=(Content(type=Count),),
+        errors=OF_A_CALL,
+        calls=True,
+    )
     return [
-        Endpoint(method="POST", path="/v1/messages/count_tokens", access=Scope.CHAT, handler=count, apis=(api,)),
+        Endpoint(
+            method="POST", path="/v1/messages/count_tokens", access=Scope.CHAT, handler=count, apis=(api,), told=told
+        ),
     ]

@@ -12,12 +12,14 @@ from functools import partial
 from aiohttp import web
 
 from adapters.protocols.chat_completions import ChatCompletions, embedding_envelope
+from adapters.protocols.chat_completions.embeddings import EmbeddingAnswerOut, EmbeddingRequestIn
 from gateway.answer import EmbeddingLine
 from gateway.call import Call, Scope, size_of_embedding
 from gateway.rest.apis import CHAT_COMPLETIONS, attribution
 from gateway.rest.chat import named_model, parsed
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
+from gateway.rest.operation import OF_A_CALL, Content, Operation
 from gateway.rest.paths import DEPLOYMENT
 
 
@@ -46,4 +48,12 @@ def routes(*, line: EmbeddingLine) -> list[Endpoint]:
             headers={**answer_headers(exchange.request_id, api), **dict(attribution(embedded.outcome))},
         )
 
-    return [Endpoint(method="POST", path="/v1/embeddings", access=Scope.CHAT, handler=embed, apis=(api,))]
+    told = Operation(
+        summary="Embeddings of texts or tokens",
+        takes=(Content(type=EmbeddingRequestIn, example={"model": "text-embedding-3-small", "input": "Say hello."}),),
+        gives=(Content(type=EmbeddingAnswerOut, required=("data", "model")),),
+        errors=OF_A_CALL,
+        calls=True,
+        repeatable=True,
+    )
+    return [Endpoint(method="POST", path="/v1/embeddings", access=Scope.CHAT, handler=embed, apis=(api,), told=told)]

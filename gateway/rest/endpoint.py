@@ -13,7 +13,7 @@ import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from decimal import Decimal
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
@@ -23,6 +23,7 @@ from gateway.call import Caller, Scope
 from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest.apis import Api
 from gateway.rest.body import decode
+from gateway.rest.operation import UNTOLD, Operation
 from metering.cost import decimal_string
 
 _T = TypeVar("_T")
@@ -36,7 +37,7 @@ REQUEST_ID = "x-tollbridge-request-id"
 
 
 class Access(enum.Enum):
-    #: No key is asked for. Health only.
+    #: No key is asked for. Health, and the document of the API.
     PUBLIC = "public"
     #: Any valid key, whatever its scopes.
     ANY_KEY = "any_key"
@@ -219,6 +220,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     handler: Handler
     #: In whose words its errors are told, also those that come before the handler. Empty: in ours.
     apis: tuple[Api, ...] = ()
+    #: What the document of the API says of it.
+    told: Operation = UNTOLD
 
 
 class Routes:
@@ -262,7 +265,7 @@ def usd(amount: Decimal) -> str:
     return decimal_string(amount)
 
 
-def plain(value: object) -> object:
+def plain(value: object) -> Any:
     """JSON's own types, with money as text without an exponent."""
     return _spelled(msgspec.to_builtins(value, builtin_types=(Decimal,), str_keys=True))
 

@@ -11,7 +11,7 @@ import enum
 import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote
 
 import msgspec
@@ -40,6 +40,8 @@ HEADER_PREFIX = "x-tollbridge-"
 
 #: What an HTTP API calls the idempotency key, beside our own name for it.
 IDEMPOTENCY_KEY = "idempotency-key"
+#: Characters of one that names jobs, a file or a batch. That of a call is a field, and has as many as a text.
+MAX_IDEMPOTENCY_KEY_CHARS = 255
 
 _DECIMAL = re.compile(rf"\d{{1,{MAX_DIGITS}}}(\.\d{{1,{MAX_DIGITS}}})?", re.ASCII)
 _WHOLE = re.compile(r"\d{1,19}", re.ASCII)
@@ -60,6 +62,10 @@ class Field(msgspec.Struct, frozen=True):
     read: Callable[[Any], Any]
     #: From the text of a header to what a JSON document would have. Raises Refused.
     from_text: Callable[[str], Any]
+    #: What `read` takes, for the document of the API.
+    kind: Any
+    #: The same of `from_text`, where that is another.
+    text_kind: Any = None
 
     @property
     def header(self) -> str:
@@ -210,8 +216,33 @@ def _amount(value: Any) -> float:
     return float(value)
 
 
+#: A control character is no part of any of them.
+CLEAN: Final = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT, pattern=CLEAN)]
+_TagName = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TAG_NAME, pattern=CLEAN)]
+_Tag = Annotated[str, msgspec.Meta(max_length=MAX_TEXT, pattern=CLEAN)]
+_Tags = Annotated[dict[_TagName, _Tag], msgspec.Meta(max_length=MAX_TAGS)]
+_TagsText = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"^[^=,]+=[^=,]*(,[^=,]+=[^=,]*)*$",
+        description="`name=value, name=value`, percent-encoded",
+        examples=["team=a, env=prod"],
+    ),
+]
+_Fence = Annotated[int, msgspec.Meta(ge=0, le=MAX_FENCE)]
+_Usd = Annotated[
+    str, msgspec.Meta(pattern=rf"^[0-9]{{1,{MAX_DIGITS}}}(\.[0-9]{{1,{MAX_DIGITS}}})?$", examples=["0.25"])
+]
+_Amount = Annotated[float, msgspec.Meta(ge=0, lt=10**MAX_DIGITS)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_SPILL_AFTER_S)]
+_Class = Literal["interactive", "batch"]
+_Providers = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=MAX_PROVIDERS)]
+_Models = Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=MAX_MODELS)]
+
+
 def _plain(name: str) -> Field:
-    return Field(name, name, _text, _same)
+    return Field(name, name, _text, _same, _Text)
 
 
 #: Every caller field (design section 7). The gRPC codec fills the same attributes of Options from the same names.
@@ -226,26 +257,28 @@ FIELDS: tuple[Field, ...] = (
     _plain("skill_version"),
     _plain("role"),
     _plain("tool"),
-    Field("tags", "tags", _tags, _tags_from_text),
-    Field("owner_fence", "owner_fence", _fence, _whole_from_text),
-    Field("klass", "class", _class, _same),
-    Field("max_cost_usd", "max_cost_usd", _usd, _same),
-    Field("allowed_providers", "allowed_providers", _names("provider ids", MAX_PROVIDERS), _names_from_text),
-    Field("allowed_models", "allowed_models", _names("models", MAX_MODELS), _names_from_text),
-    Field("allow_failover", "allow_failover", _flag, _flag_from_text),
-    Field("resend_uncertain", "resend_uncertain", _word(Resend), _same),
-    Field("spill_after_s", "spill_after_s", _seconds, _number_from_text),
-    Field("order", "order", _word(Order), _same),
-    Field("unsupported", "unsupported", _word(Unsupported), _same),
-    Field("explain", "explain", _flag, _flag_from_text),
+    Field("tags", "tags", _tags, _tags_from_text, _Tags, _TagsText),
+    Field("owner_fence", "owner_fence", _fence, _whole_from_text, _Fence),
+    Field("klass", "class", _class, _same, _Class),
+    Field("max_cost_usd", "max_cost_usd", _usd, _same, _Usd | _Amount, _Usd),
+    Field(
+        "allowed_providers", "allowed_providers", _names("provider ids", MAX_PROVIDERS), _names_from_text, _Providers
+    ),
+    Field("allowed_models", "allowed_models", _names("models", MAX_MODELS), _names_from_text, _Models),
+    Field("allow_failover", "allow_failover", _flag, _flag_from_text, bool),
+    Field("resend_uncertain", "resend_uncertain", _word(Resend), _same, Resend),
+    Field("spill_after_s", "spill_after_s", _seconds, _number_from_text, _Seconds),
+    Field("order", "order", _word(Order), _same, Order),
+    Field("unsupported", "unsupported", _word(Unsupported), _same, Unsupported),
+    Field("explain", "explain", _flag, _flag_from_text, bool),
 )
 
 #: What only a job has, for requests that become one though they are no line: headers alone. The names are those of the
 #: fields of a line, and of Wishes.
 OF_JOBS: tuple[Field, ...] = (
-    Field("deadline_s", "deadline_s", _amount, _number_from_text),
-    Field("max_attempts", "max_attempts", _fence, _whole_from_text),
-    Field("webhook_url", "webhook_url", _url, _same),
+    Field("deadline_s", "deadline_s", _amount, _number_from_text, Annotated[float, msgspec.Meta(gt=0)]),
+    Field("max_attempts", "max_attempts", _fence, _whole_from_text, Annotated[int, msgspec.Meta(ge=1)]),
+    Field("webhook_url", "webhook_url", _url, _same, str),
 )
 
 BY_NAME: dict[str, Field] = {field.name: field for field in FIELDS}

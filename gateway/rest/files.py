@@ -8,10 +8,13 @@ answered exactly as what never was.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
+from typing import Annotated, Literal
 
+import msgspec
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from gateway.call import Scope
 from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFound
@@ -22,6 +25,7 @@ from gateway.jobs.upload import uploading
 from gateway.rest.endpoint import Endpoint, Exchange
 from gateway.rest.jobs import content_store, idempotency_key
 from gateway.rest.multipart import FormParser, Part, boundary_of
+from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
 
 #: Files of a page of the list: where nothing is said, and at most. OpenAI's.
 _LIMIT, _MAX_LIMIT = 10_000, 10_000
@@ -29,7 +33,60 @@ _LIMIT, _MAX_LIMIT = 10_000, 10_000
 _SHORTEST_S, _LONGEST_S = 3600, 2_592_000
 _MAX_FIELD_BYTES = 1024
 _MAX_FILENAME_CHARS = 255
-_FIELDS = frozenset({"purpose", "expires_after[anchor]", "expires_after[seconds]"})
+
+_Seconds = Annotated[int, msgspec.Meta(ge=_SHORTEST_S, le=_LONGEST_S)]
+
+
+class FileUpload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A form. Its file is read as it comes, line by line; the other fields are text."""
+
+    file: bytes
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] = msgspec.field(default="created_at", name="expires_after[anchor]")
+    #: The retention of jobs, where that is shorter.
+    expires_s: _Seconds = msgspec.field(default=_LONGEST_S, name="expires_after[seconds]")
+
+
+_FIELDS = frozenset(field.encode_name for field in msgspec.structs.fields(FileUpload)) - {"file"}
+
+
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LIMIT)] = _LIMIT
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+class Identified(TypedDict):
+    id: str
+
+
+class File(Identified):
+    """A file, as OpenAI has it."""
+
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"]
+    status_details: None
+
+
+class FileDeleted(Identified):
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class FilePage(TypedDict):
+    """A page of files."""
+
+    object: Literal["list"]
+    data: list[File]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 def routes(*, store: BatchStore, settings: JobsSettings) -> list[Endpoint]:
@@ -89,7 +146,14 @@ def routes(*, store: BatchStore, settings: JobsSettings) -> list[Endpoint]:
                 newest_first=order == "desc",
                 limit=limit + 1,
             )
-        return exchange.answer(listed([rendered(file) for file in files[:limit]], more=len(files) > limit))
+        entries = [rendered(file) for file in files[:limit]]
+        told: FilePage = {
+            "object": "list",
+            "data": entries,
+            **bounds([entry["id"] for entry in entries]),
+            "has_more": len(files) > limit,
+        }
+        return exchange.answer(told)
 
     async def get(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -119,7 +183,8 @@ def routes(*, store: BatchStore, settings: JobsSettings) -> list[Endpoint]:
             # Another call may have been faster; then there is no such file any more.
             await found(exchange)
             raise Conflict("a batch that has not ended reads the file: cancel it first")
-        return exchange.answer({"id": f"file-{file.file_id.hex}", "object": "file", "deleted": True})
+        gone: FileDeleted = {"id": f"file-{file.file_id.hex}", "object": "file", "deleted": True}
+        return exchange.answer(gone)
 
     async def found(exchange: Exchange) -> FileView:
         file_id = id_of(exchange.path_args["file_id"], "file-")
@@ -130,12 +195,37 @@ def routes(*, store: BatchStore, settings: JobsSettings) -> list[Endpoint]:
                 return file
         raise NotFound("no such file")
 
+    one, inside = "/v1/files/{file_id}", "/v1/files/{file_id}/content"
+    uploaded = Operation(
+        summary="Upload a file for a batch",
+        takes=(Content(type=FileUpload, media_type="multipart/form-data"),),
+        gives=(Content(type=File),),
+        errors=OF_CONTENT,
+        repeatable=True,
+        links={
+            "get": Link(method="GET", path=one, parameters={"file_id": "/id"}),
+            "content": Link(method="GET", path=inside, parameters={"file_id": "/id"}),
+            "delete": Link(method="DELETE", path=one, parameters={"file_id": "/id"}),
+        },
+    )
+    listed = Operation(
+        summary="List files", query=_Page, gives=(Content(type=FilePage),), errors=OF_CONTENT | {Code.NOT_FOUND}
+    )
+    looked_at = Operation(summary="A file", gives=(Content(type=File),), errors=OF_CONTENT)
+    gone_one = Operation(
+        summary="Delete a file", gives=(Content(type=FileDeleted),), errors=OF_CONTENT | {Code.CONFLICT}
+    )
+    read = Operation(
+        summary="What is in a file",
+        gives=(Content(type=bytes, media_type="application/octet-stream"),),
+        errors=OF_CONTENT,
+    )
     return [
-        Endpoint(method="POST", path="/v1/files", access=Scope.JOBS, handler=upload),
-        Endpoint(method="GET", path="/v1/files", access=Scope.JOBS, handler=page),
-        Endpoint(method="GET", path="/v1/files/{file_id}", access=Scope.JOBS, handler=get),
-        Endpoint(method="DELETE", path="/v1/files/{file_id}", access=Scope.JOBS, handler=delete),
-        Endpoint(method="GET", path="/v1/files/{file_id}/content", access=Scope.JOBS, handler=content),
+        Endpoint(method="POST", path="/v1/files", access=Scope.JOBS, handler=upload, told=uploaded),
+        Endpoint(method="GET", path="/v1/files", access=Scope.JOBS, handler=page, told=listed),
+        Endpoint(method="GET", path=one, access=Scope.JOBS, handler=get, told=looked_at),
+        Endpoint(method="DELETE", path=one, access=Scope.JOBS, handler=delete, told=gone_one),
+        Endpoint(method="GET", path=inside, access=Scope.JOBS, handler=content, told=read),
     ]
 
 
@@ -163,7 +253,7 @@ async def _output(store: BatchStore, key_id: uuid.UUID, file: FileView) -> Async
         yield b"".join(batch_line(result) for result, _ in results)
 
 
-def rendered(file: FileView) -> dict[str, object]:
+def rendered(file: FileView) -> File:
     return {
         "id": f"file-{file.file_id.hex}",
         "object": "file",
@@ -177,15 +267,16 @@ def rendered(file: FileView) -> dict[str, object]:
     }
 
 
-def listed(entries: list[dict[str, object]], *, more: bool) -> dict[str, object]:
-    """A page in OpenAI's shape."""
-    return {
-        "object": "list",
-        "data": entries,
-        "first_id": entries[0]["id"] if entries else None,
-        "last_id": entries[-1]["id"] if entries else None,
-        "has_more": more,
-    }
+class Bounds(TypedDict):
+    """Where a page begins and ends."""
+
+    first_id: str | None
+    last_id: str | None
+
+
+def bounds(ids: Sequence[str]) -> Bounds:
+    """Of a page in OpenAI's shape, by the ids of its entries."""
+    return {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None}
 
 
 def seconds(time: datetime) -> int:

@@ -10,35 +10,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import re
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from adapters.body import refuse_flood
 from adapters.errors import MalformedRequest
-from admission.lease import Waiting
+from admission.lease import Class, Waiting
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
-from gateway.errors import Code, Conflict, GatewayError, InvalidRequest, NotFound
+from gateway.errors import STATUS, Code, Conflict, GatewayError, InvalidRequest, NotFound
 from gateway.jobs import output
-from gateway.jobs.intake import Idempotency, Intake, Receipt
+from gateway.jobs.intake import ErrorEntry, Idempotency, Intake, Receipt
 from gateway.jobs.model import TERMINAL, JobView, Result, Status, Wait, wait_of
+from gateway.jobs.output import JobAnswer, JobError
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Filter, JobStore
-from gateway.jobs.submission import LineSplitter
+from gateway.jobs.submission import JobFields, LineSplitter
 from gateway.jobs.watch import Watch
-from gateway.outcome import Outcome
+from gateway.outcome import Outcome, RouteReport
+from gateway.rest.apis import error_headers
 from gateway.rest.body import decode
 from gateway.rest.endpoint import Endpoint, Exchange, plain, usd
-from gateway.rest.fields import IDEMPOTENCY_KEY
-from gateway.rest.status import error_body
+from gateway.rest.fields import FIELDS, IDEMPOTENCY_KEY, MAX_IDEMPOTENCY_KEY_CHARS
+from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
+from gateway.rest.status import Error, error_body
+from metering.usage import Usage
 
 NDJSON = "application/x-ndjson"
-MAX_IDEMPOTENCY_KEY_CHARS = 255
 #: Jobs of a page of the list: where nothing is said, and at most.
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
 #: Results read from the store at once.
@@ -53,7 +58,141 @@ _MOST_VALUES = 2_000_000
 _LONG_LINE = 64 * 1024
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
+_NUMBER: Final = re.compile(r"-?\d{1,15}(\.\d{0,15})?([eE][+-]?\d{1,3})?", re.ASCII)
+
 _FILTERS = ("status", "session_id", "submission_id", "custom_id")
+
+
+class _Filters(msgspec.Struct, frozen=True, kw_only=True):
+    status: Status | None = None
+    session_id: str | None = None
+    submission_id: uuid.UUID | None = None
+    custom_id: str | None = None
+
+
+class _Page(_Filters, frozen=True, kw_only=True):
+    #: The `next_cursor` of the page before.
+    cursor: uuid.UUID | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT
+
+
+class _OfSubmission(msgspec.Struct, frozen=True, kw_only=True):
+    submission_id: uuid.UUID
+
+
+class JobWaiting(TypedDict):
+    """Why a job is not being executed now."""
+
+    reason: str
+    #: Its place in the queue of the group.
+    position: int | None
+    group: str | None
+    until: datetime | None
+    expected_wait_s: float | None
+
+
+_Classed = TypedDict("_Classed", {"class": Literal["interactive", "batch"]})
+
+
+class JobSummary(_Classed):
+    """A job, as the list has it."""
+
+    id: uuid.UUID
+    object: Literal["job"]
+    submission_id: uuid.UUID
+    line: int
+    custom_id: str | None
+    status: Status
+    url: str | None
+    model: str | None
+    session_id: str | None
+    created_at: datetime
+    deadline_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    expires_at: datetime | None
+    cancel_requested: bool
+    attempts: int
+    route: RouteReport | None
+    usage: Usage | None
+    cost_usd: str | None
+    waiting: JobWaiting | None
+    error: JobError | None
+    response: JobAnswer | None
+
+
+class Job(JobSummary):
+    """A job, with how it went."""
+
+    outcome: Outcome | None
+
+
+class JobPage(TypedDict):
+    """A page of jobs, the oldest first."""
+
+    object: Literal["list"]
+    data: list[JobSummary]
+    has_more: bool
+    next_cursor: str | None
+
+
+class ResultLine(TypedDict):
+    """A job that has ended, in the shape of a line of OpenAI's batch output."""
+
+    id: uuid.UUID
+    custom_id: str | None
+    response: JobAnswer | None
+    error: JobError | None
+    job_id: uuid.UUID
+    line: int
+    status: Status
+    cost_usd: str | None
+
+
+class JobDeleted(TypedDict):
+    id: uuid.UUID
+    object: Literal["job"]
+    deleted: Literal[True]
+
+
+class SubmissionDeleted(TypedDict):
+    submission_id: uuid.UUID
+    deleted: int
+    #: Cancel those first, and delete again.
+    some_not_ended: bool
+
+
+class NothingAccepted(TypedDict):
+    """No line of a submission can be accepted."""
+
+    error: Error
+    errors: list[ErrorEntry]
+
+
+#: A job as it is submitted: the fields of a line, and the caller fields.
+NewJob: Final[Any] = msgspec.defstruct(
+    "NewJob",
+    [(field.name, field.kind | None, None) for field in FIELDS],
+    bases=(JobFields,),
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+
+
+class NewJobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Jobs. Those that cannot be accepted are listed in the answer, and do not hold up the others."""
+
+    jobs: tuple[NewJob, ...]
+
+
+#: What is wrong with the only job of a submission is told as what is wrong with the request.
+_OF_A_LINE: Final = frozenset({Code.UNSUPPORTED_FIELD, Code.MODEL_NOT_FOUND, Code.TOO_LARGE})
+_EXAMPLE: Final = {
+    "custom_id": "1",
+    "url": "/v1/chat/completions",
+    "session_id": "evening",
+    "body": {"model": "gpt-4o", "messages": [{"role": "user", "content": "Say hello."}]},
+}
 
 
 class Waits(Protocol):
@@ -114,7 +253,7 @@ def routes(
         if job is None:
             raise _absent()
         waiting = await _waiting(waits, [job])
-        return exchange.answer(_rendered(job, waiting) | {"outcome": plain(job.outcome)})
+        return exchange.answer(_whole(job, waiting))
 
     async def page(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query((*_FILTERS, "cursor", "limit"))
@@ -124,14 +263,13 @@ def routes(
             jobs = await store.page(exchange.caller.key_id, _filter(query), after=after, limit=limit + 1)
         more, jobs = len(jobs) > limit, jobs[:limit]
         waiting = await _waiting(waits, jobs)
-        return exchange.answer(
-            {
-                "object": "list",
-                "data": [_rendered(job, waiting) for job in jobs],
-                "has_more": more,
-                "next_cursor": str(jobs[-1].job_id) if more else None,
-            }
-        )
+        told: JobPage = {
+            "object": "list",
+            "data": [_rendered(job, waiting) for job in jobs],
+            "has_more": more,
+            "next_cursor": str(jobs[-1].job_id) if more else None,
+        }
+        return exchange.answer(told)
 
     async def results(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(_FILTERS)
@@ -163,7 +301,7 @@ def routes(
             job = await store.get(key_id, job_id)
         if job is None:
             raise _absent()
-        return exchange.answer(_rendered(job, {}) | {"outcome": plain(job.outcome)})
+        return exchange.answer(_whole(job, {}))
 
     async def delete(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -174,7 +312,8 @@ def routes(
                 raise _absent()
         if not deleted:
             raise Conflict("the job has not ended: cancel it first")
-        return exchange.answer({"id": job_id, "object": "job", "deleted": True})
+        gone: JobDeleted = {"id": job_id, "object": "job", "deleted": True}
+        return exchange.answer(gone)
 
     async def delete_submission(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(("submission_id",))
@@ -187,17 +326,70 @@ def routes(
             left = await store.page(key_id, Filter(submission_id=submission_id), after=None, limit=1)
         if not deleted and not left:
             raise NotFound("no such submission")
-        return exchange.answer({"submission_id": submission_id, "deleted": deleted, "some_not_ended": bool(left)})
+        gone: SubmissionDeleted = {"submission_id": submission_id, "deleted": deleted, "some_not_ended": bool(left)}
+        return exchange.answer(gone)
 
+    one, cancelled = "/v1/jobs/{job_id}", "/v1/jobs/{job_id}/cancel"
+    submitted = Operation(
+        summary="Submit jobs",
+        description="They are on disk when this is answered. Many come as `application/x-ndjson`, one a line.",
+        takes=(
+            Content(type=NewJob | NewJobs, example=_EXAMPLE),
+            Content(type=NewJob, media_type=NDJSON, lines=True),
+        ),
+        gives=(Content(type=Receipt, status=202),),
+        refused={STATUS[Code.INVALID_REQUEST].http: NothingAccepted},
+        errors=OF_CONTENT | _OF_A_LINE,
+        repeatable=True,
+        links={
+            "get": Link(method="GET", path=one, parameters={"job_id": "/jobs/0/id"}),
+            "cancel": Link(method="POST", path=cancelled, parameters={"job_id": "/jobs/0/id"}),
+        },
+    )
+    listed = Operation(
+        summary="List jobs", query=_Page, gives=(Content(type=JobPage),), errors=OF_CONTENT | {Code.INVALID_REQUEST}
+    )
+    collected = Operation(
+        summary="Results of ended jobs, one a line",
+        query=_Filters,
+        gives=(Content(type=ResultLine, media_type=NDJSON, lines=True),),
+        errors=OF_CONTENT,
+    )
+    looked_at = Operation(
+        summary="A job",
+        description="With `wait`, once it has ended or so many seconds have passed.",
+        query=_wait_query(settings.longest_wait_s),
+        gives=(Content(type=Job),),
+        errors=OF_CONTENT,
+        links={
+            "cancel": Link(method="POST", path=cancelled, parameters={"job_id": "/id"}),
+            "delete": Link(method="DELETE", path=one, parameters={"job_id": "/id"}),
+        },
+    )
+    deleted_one = Operation(
+        summary="Delete an ended job", gives=(Content(type=JobDeleted),), errors=OF_CONTENT | {Code.CONFLICT}
+    )
+    deleted_all = Operation(
+        summary="Delete the ended jobs of a submission",
+        query=_OfSubmission,
+        gives=(Content(type=SubmissionDeleted),),
+        errors=OF_CONTENT | {Code.NOT_FOUND},
+    )
+    taken_back = Operation(summary="Cancel a job", gives=(Content(type=Job),), errors=OF_CONTENT)
     return [
-        Endpoint(method="POST", path="/v1/jobs", access=Scope.JOBS, handler=submit),
-        Endpoint(method="GET", path="/v1/jobs", access=Scope.JOBS, handler=page),
-        Endpoint(method="DELETE", path="/v1/jobs", access=Scope.JOBS, handler=delete_submission),
-        Endpoint(method="GET", path="/v1/jobs/results", access=Scope.JOBS, handler=results),
-        Endpoint(method="GET", path="/v1/jobs/{job_id}", access=Scope.JOBS, handler=get),
-        Endpoint(method="DELETE", path="/v1/jobs/{job_id}", access=Scope.JOBS, handler=delete),
-        Endpoint(method="POST", path="/v1/jobs/{job_id}/cancel", access=Scope.JOBS, handler=cancel),
+        Endpoint(method="POST", path="/v1/jobs", access=Scope.JOBS, handler=submit, told=submitted),
+        Endpoint(method="GET", path="/v1/jobs", access=Scope.JOBS, handler=page, told=listed),
+        Endpoint(method="DELETE", path="/v1/jobs", access=Scope.JOBS, handler=delete_submission, told=deleted_all),
+        Endpoint(method="GET", path="/v1/jobs/results", access=Scope.JOBS, handler=results, told=collected),
+        Endpoint(method="GET", path=one, access=Scope.JOBS, handler=get, told=looked_at),
+        Endpoint(method="DELETE", path=one, access=Scope.JOBS, handler=delete, told=deleted_one),
+        Endpoint(method="POST", path=cancelled, access=Scope.JOBS, handler=cancel, told=taken_back),
     ]
+
+
+def _wait_query(longest_s: float) -> type:
+    seconds = Annotated[float, msgspec.Meta(ge=0, le=longest_s)]
+    return msgspec.defstruct("_WaitQuery", [("wait", seconds, 0.0)])
 
 
 # ------------------------------------------------------------------ reading
@@ -290,10 +482,8 @@ def _limit(text: str | None) -> int:
 
 
 def _seconds(text: str, most: float) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
+    # float() takes underscores, spaces and the digits of other scripts as well.
+    seconds = float(text) if _NUMBER.fullmatch(text) else -1.0
     if not 0 <= seconds <= most:
         raise InvalidRequest(f"must be a number of seconds from 0 to {most:g}", param="wait")
     return seconds
@@ -353,12 +543,18 @@ def _nothing_accepted(exchange: Exchange, receipt: Receipt, *, single: bool) -> 
     if single:
         raise GatewayError(first.message, code=Code(first.code), param=first.param)
     error = InvalidRequest(f"no line can be accepted; the first: {first.message}", param=first.param)
-    body: dict[str, Any] = {**error_body(error, exchange.request_id)}
-    body["errors"] = [msgspec.structs.replace(entry, id=None) for entry in receipt.errors]
-    return exchange.answer(body, status=error.status.http)
+    body: NothingAccepted = {
+        **error_body(error, exchange.request_id),
+        "errors": [msgspec.structs.replace(entry, id=None) for entry in receipt.errors],
+    }
+    return exchange.answer(body, status=error.status.http, headers=error_headers(error))
 
 
-def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object]:
+def _whole(job: JobView, waiting: Mapping[str, Waiting]) -> Job:
+    return {**_rendered(job, waiting), "outcome": plain(job.outcome)}
+
+
+def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> JobSummary:
     outcome = job.outcome
     return {
         "id": job.job_id,
@@ -366,11 +562,11 @@ def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object]
         "submission_id": job.submission_id,
         "line": job.line,
         "custom_id": job.custom_id,
-        "status": job.status.value,
+        "status": job.status,
         "url": job.url,
         "model": job.model,
         "session_id": job.session_id,
-        "class": job.options.klass.name.lower(),
+        "class": "batch" if job.options.klass is Class.BATCH else "interactive",
         "created_at": job.created_at,
         "deadline_at": job.deadline_at,
         "started_at": job.claimed_at,
@@ -389,7 +585,7 @@ def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object]
 
 def _result_line(result: Result) -> bytes:
     """A line of OpenAI's batch output, with what we know beside it."""
-    line = {
+    line: ResultLine = {
         "id": result.job_id,
         "custom_id": result.custom_id,
         "response": None
@@ -398,13 +594,13 @@ def _result_line(result: Result) -> bytes:
         "error": output.error(result),
         "job_id": result.job_id,
         "line": result.line,
-        "status": result.status.value,
+        "status": result.status,
         "cost_usd": _cost_usd(result.outcome),
     }
     return msgspec.json.encode(line) + b"\n"
 
 
-def _why(job: JobView, waiting: Mapping[str, Waiting]) -> dict[str, object] | None:
+def _why(job: JobView, waiting: Mapping[str, Waiting]) -> JobWaiting | None:
     """Why it is not being executed now. Null: it is, or it has ended."""
     until: datetime | None
     if job.status is Status.QUEUED:

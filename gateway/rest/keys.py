@@ -9,23 +9,25 @@ from __future__ import annotations
 import uuid
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from gateway.call import Scope
 from gateway.errors import Code, InvalidRequest, NotFound
 from gateway.keys import Change, KeyRecord, Keys, Limits
 from gateway.rest.endpoint import Endpoint, Exchange
 from gateway.rest.fields import IDEMPOTENCY_KEY
+from gateway.rest.operation import OF_CONTROL, Content, Link, Operation
 
 #: Keys of one page of the list.
 MOST_AT_ONCE: Final = 1000
 _USUAL_AT_ONCE: Final = 100
 
 
-class _New(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/keys`."""
 
     name: str
@@ -38,11 +40,50 @@ class _New(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_at: datetime | None = None
 
 
-class _Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Rotation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/keys/{key_id}/rotate`."""
 
     #: Seconds for which the secret before this one is good, too.
     overlap_s: float
+
+
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] = _USUAL_AT_ONCE
+    #: The id of the last key of the page before.
+    after: uuid.UUID | None = None
+
+
+class Key(TypedDict):
+    """A key, without its secret."""
+
+    id: uuid.UUID
+    object: Literal["key"]
+    name: str
+    description: str
+    scopes: list[Scope]
+    models: tuple[str, ...] | None
+    providers: tuple[str, ...] | None
+    tags: dict[str, str]
+    limits: dict[str, int | str | None]
+    created_at: datetime
+    changed_at: datetime | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    previous_secret_until: datetime | None
+
+
+class KeyWithSecret(Key):
+    """A key with its secret, which is told this once."""
+
+    secret: str
+
+
+class KeyPage(TypedDict):
+    """A page of keys."""
+
+    object: Literal["list"]
+    data: list[Key]
+    has_more: bool
 
 
 def routes(*, keys: Keys) -> list[Endpoint]:
@@ -51,7 +92,7 @@ def routes(*, keys: Keys) -> list[Endpoint]:
     async def create(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         _not_replayed(exchange)
-        asked = await exchange.json(_New)
+        asked = await exchange.json(NewKey)
         record, secret = await keys.create(
             asked.name,
             asked.scopes,
@@ -63,7 +104,7 @@ def routes(*, keys: Keys) -> list[Endpoint]:
             limits=asked.limits,
             by=exchange.caller,
         )
-        return _answer(exchange, {**shown(record), "secret": secret}, status=201)
+        return _answer(exchange, _told_once(record, secret), status=201)
 
     async def list_(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(("limit", "after"))
@@ -78,9 +119,12 @@ def routes(*, keys: Keys) -> list[Endpoint]:
                 raise InvalidRequest("is no id of a key", param="after") from error
         found = await keys.list(after, int(limit) + 1)
         page = found[: int(limit)]
-        return _answer(
-            exchange, {"object": "list", "data": [shown(record) for record in page], "has_more": len(found) > len(page)}
-        )
+        told: KeyPage = {
+            "object": "list",
+            "data": [shown(record) for record in page],
+            "has_more": len(found) > len(page),
+        }
+        return _answer(exchange, told)
 
     async def get(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -95,26 +139,60 @@ def routes(*, keys: Keys) -> list[Endpoint]:
         exchange.query(())
         _not_replayed(exchange)
         key_id = _id(exchange)
-        asked = await exchange.json(_Rotation)
+        asked = await exchange.json(Rotation)
         record, secret = await keys.rotate(key_id, asked.overlap_s, by=exchange.caller)
-        return _answer(exchange, {**shown(record), "secret": secret})
+        return _answer(exchange, _told_once(record, secret))
 
     async def revoke(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         return _answer(exchange, shown(await keys.revoke(_id(exchange), by=exchange.caller)))
 
     one = "/v1/keys/{key_id}"
+    refused = OF_CONTROL | {Code.UNSUPPORTED_FIELD, Code.CONFLICT}
+    known = {"key_id": "/id"}
+    created = Operation(
+        summary="Make a key",
+        description="Its secret is told once: with `Idempotency-Key` it is refused.",
+        takes=(Content(type=NewKey, example={"name": "evening-batch", "scopes": ["chat", "jobs"]}),),
+        gives=(Content(type=KeyWithSecret, status=201),),
+        errors=refused,
+        links={
+            "get": Link(method="GET", path=one, parameters=known),
+            "change": Link(method="PATCH", path=one, parameters=known),
+            "rotate": Link(method="POST", path=f"{one}/rotate", parameters=known),
+            "revoke": Link(method="DELETE", path=one, parameters=known),
+        },
+    )
+    listed = Operation(summary="List keys", query=_Page, gives=(Content(type=KeyPage),), errors=OF_CONTROL)
+    looked_at = Operation(summary="A key", gives=(Content(type=Key),), errors=OF_CONTROL)
+    changed = Operation(
+        summary="Change a key",
+        takes=(Content(type=Change, example={"description": "of the evening"}),),
+        gives=(Content(type=Key),),
+        errors=refused,
+    )
+    rotated = Operation(
+        summary="Give a key a new secret",
+        takes=(Content(type=Rotation, example={"overlap_s": 3600}),),
+        gives=(Content(type=KeyWithSecret),),
+        errors=refused,
+    )
+    revoked = Operation(summary="Revoke a key", gives=(Content(type=Key),), errors=refused)
     return [
-        Endpoint(method="POST", path="/v1/keys", access=Scope.ADMIN, handler=create),
-        Endpoint(method="GET", path="/v1/keys", access=Scope.ADMIN, handler=list_),
-        Endpoint(method="GET", path=one, access=Scope.ADMIN, handler=get),
-        Endpoint(method="PATCH", path=one, access=Scope.ADMIN, handler=change),
-        Endpoint(method="DELETE", path=one, access=Scope.ADMIN, handler=revoke),
-        Endpoint(method="POST", path=f"{one}/rotate", access=Scope.ADMIN, handler=rotate),
+        Endpoint(method="POST", path="/v1/keys", access=Scope.ADMIN, handler=create, told=created),
+        Endpoint(method="GET", path="/v1/keys", access=Scope.ADMIN, handler=list_, told=listed),
+        Endpoint(method="GET", path=one, access=Scope.ADMIN, handler=get, told=looked_at),
+        Endpoint(method="PATCH", path=one, access=Scope.ADMIN, handler=change, told=changed),
+        Endpoint(method="DELETE", path=one, access=Scope.ADMIN, handler=revoke, told=revoked),
+        Endpoint(method="POST", path=f"{one}/rotate", access=Scope.ADMIN, handler=rotate, told=rotated),
     ]
 
 
-def shown(record: KeyRecord) -> dict[str, Any]:
+def _told_once(record: KeyRecord, secret: str) -> KeyWithSecret:
+    return {**shown(record), "secret": secret}
+
+
+def shown(record: KeyRecord) -> Key:
     """What is told of a key: all but its secrets."""
     return {
         "id": record.key_id,

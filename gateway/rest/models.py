@@ -9,15 +9,17 @@ guessed.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 from aiohttp import web
+from typing_extensions import TypedDict
 
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import Code, InvalidRequest, ModelNotFound
 from gateway.policy import Policy
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, spoken
 from gateway.rest.endpoint import Access, Endpoint, Exchange, plain
+from gateway.rest.operation import Content, Operation
 
 #: What Anthropic's clients may ask for at once.
 MOST_AT_ONCE: Final = 1000
@@ -66,6 +68,66 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
         return next((place for place in self.providers if place.ready), None)
 
 
+class _Place(TypedDict):
+    """What neither API has a field for: of the place that is asked first, and all places in order."""
+
+    context_window: int | None
+    max_output_tokens: int | None
+    prices: Prices | None
+    ready: Literal[True]
+    providers: tuple[ModelPlace, ...]
+
+
+class OpenAiModel(_Place):
+    """A model, as OpenAI has it."""
+
+    capabilities: Mapping[str, bool | None]
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class AnthropicModel(_Place):
+    """A model, as Anthropic has it. It has an object of its own for capabilities, in other words."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    max_tokens: int | None
+    can: Mapping[str, bool | None]
+
+
+class OpenAiModels(TypedDict):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[OpenAiModel]
+
+
+class AnthropicModels(TypedDict):
+    """A page of models."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class _Page(msgspec.Struct, frozen=True, kw_only=True):
+    """For a request with `anthropic-version` alone."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=MOST_AT_ONCE)] = _USUAL_AT_ONCE
+    after_id: str | None = None
+    before_id: str | None = None
+
+
+class _Mark(msgspec.Struct, frozen=True, kw_only=True):
+    version: str | None = msgspec.field(default=None, name="anthropic-version")
+
+
 class Catalogue(Protocol):
     """The models that may be asked for."""
 
@@ -102,11 +164,31 @@ def routes(*, catalogue: Catalogue, allowed: Allowed) -> list[Endpoint]:
         of_anthropic = spoken(apis, exchange.request.headers) is MESSAGES
         return exchange.answer(_anthropic(found) if of_anthropic else _openai(found))
 
+    listed = Operation(
+        summary="List models",
+        description="OpenAI's shape; with `anthropic-version` Anthropic's, in pages.",
+        query=_Page,
+        headers=_Mark,
+        gives=(Content(type=OpenAiModels | AnthropicModels),),
+    )
+    looked_at = Operation(
+        summary="A model, by its name, whose slashes need no escaping",
+        headers=_Mark,
+        gives=(Content(type=OpenAiModel | AnthropicModel),),
+        errors=frozenset({Code.MODEL_NOT_FOUND}),
+    )
     patterns = ("".join(f"/{{name{part}}}" for part in range(count)) for count in range(1, MOST_SEGMENTS + 1))
     return [
-        Endpoint(method="GET", path="/v1/models", access=Access.ANY_KEY, handler=models, apis=apis),
+        Endpoint(method="GET", path="/v1/models", access=Access.ANY_KEY, handler=models, apis=apis, told=listed),
         *(
-            Endpoint(method="GET", path=f"/v1/models{pattern}", access=Access.ANY_KEY, handler=model, apis=apis)
+            Endpoint(
+                method="GET",
+                path=f"/v1/models{pattern}",
+                access=Access.ANY_KEY,
+                handler=model,
+                apis=apis,
+                told=looked_at,
+            )
             for pattern in patterns
         ),
     ]
@@ -121,46 +203,53 @@ def _served(entries: Sequence[ModelEntry], allowed: Allowed, policy: Policy) -> 
             yield mine
 
 
-def _told(entry: ModelEntry) -> dict[str, Any]:
-    """What neither API has a field for: of the place that is asked first, and all places in order."""
+def _place_of(entry: ModelEntry) -> tuple[_Place, Mapping[str, bool | None]]:
+    """With what it can do."""
     first = entry.first
     assert first is not None
-    return {
+    place: _Place = {
         "context_window": first.context_window,
         "max_output_tokens": first.max_output_tokens,
         "prices": first.prices,
-        "capabilities": first.capabilities,
         "ready": True,
         "providers": plain(entry.providers),
     }
+    return place, first.capabilities
 
 
-def _openai_list(entries: Sequence[ModelEntry]) -> dict[str, Any]:
+def _openai_list(entries: Sequence[ModelEntry]) -> OpenAiModels:
     return {"object": "list", "data": [_openai(entry) for entry in entries]}
 
 
-def _openai(entry: ModelEntry) -> dict[str, Any]:
-    # These four are what OpenAI's clients insist on.
+def _openai(entry: ModelEntry) -> OpenAiModel:
+    # The first four are what OpenAI's clients insist on.
+    place, capabilities = _place_of(entry)
     owner = "" if entry.first is None else entry.first.id
-    return {"id": entry.name, "object": "model", "created": 0, "owned_by": owner, **_told(entry)}
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": owner,
+        "capabilities": capabilities,
+        **place,
+    }
 
 
-def _anthropic(entry: ModelEntry) -> dict[str, Any]:
-    told = _told(entry)
-    # Anthropic has an object of its own for capabilities, in other words.
-    told["can"] = told.pop("capabilities")
+def _anthropic(entry: ModelEntry) -> AnthropicModel:
+    place, capabilities = _place_of(entry)
     return {
         "type": "model",
         "id": entry.name,
         "display_name": entry.name,
         "created_at": _LONG_AGO,
-        "max_input_tokens": told["context_window"],
-        "max_tokens": told["max_output_tokens"],
-        **told,
+        "max_input_tokens": place["context_window"],
+        "max_tokens": place["max_output_tokens"],
+        "can": capabilities,
+        **place,
     }
 
 
-def _page(entries: Sequence[ModelEntry], query: Mapping[str, str]) -> dict[str, Any]:
+def _page(entries: Sequence[ModelEntry], query: Mapping[str, str]) -> AnthropicModels:
     """A page, in Anthropic's words. Raises InvalidRequest."""
     limit = query.get("limit", str(_USUAL_AT_ONCE))
     if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= MOST_AT_ONCE):

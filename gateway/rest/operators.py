@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol
 from uuid import UUID
 
 import msgspec
 import structlog
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest.endpoint import Access, Endpoint, Exchange, plain
+from gateway.rest.operation import OF_CONTROL, Content, Operation
 
 log: Final = structlog.get_logger("gateway")
 
@@ -76,25 +78,87 @@ class Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
+_SessionId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SESSION_ID)]
+
+
+class _UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    #: Either name will do.
+    session_id: _SessionId | None = None
+    session: _SessionId | None = None
+    #: None: today in the declared zone.
+    day: date | None = None
+
+
+class Alive(TypedDict):
+    status: Literal["alive"]
+
+
+class Ready(TypedDict):
+    """Whether this process may be sent work, and how each part is."""
+
+    status: Literal["ready", "not_ready"]
+    parts: dict[str, str]
+    providers: dict[str, str]
+
+
+class Sums(TypedDict):
+    """What was used."""
+
+    #: A decimal string.
+    charged_usd: str
+    #: Attempts of which nobody knows what they cost, and the most that they can have.
+    unknown_attempts: int
+    unknown_upper_bound_usd: str
+    #: Those of which there is no such bound.
+    unbounded_attempts: int
+    attempts: int
+    input_tokens: int
+    output_tokens: int
+
+
+class DaySums(Sums):
+    """What was used on a day of the declared zone."""
+
+    day: date
+
+
+class UsageSums(TypedDict):
+    """What was used: by this key, or by all for an administrator."""
+
+    session: Sums | None
+    day: DaySums
+    total: Sums
+
+
+class GroupList(TypedDict):
+    """The capacity groups."""
+
+    groups: list[dict[str, Any]]
+
+
+class GroupReset(TypedDict):
+    group: str
+    reset: Literal[True]
+
+
 def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) -> list[Endpoint]:
     """The endpoints of this module."""
 
     async def healthz(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
-        return exchange.answer({"status": "alive"})
+        alive: Alive = {"status": "alive"}
+        return exchange.answer(alive)
 
     async def readyz(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
         ready, parts = readiness.ready()
         ready = ready and not exchange.draining.is_set()
-        return exchange.answer(
-            {
-                "status": "ready" if ready else "not_ready",
-                "parts": parts,
-                "providers": readiness.providers(),
-            },
-            status=200 if ready else 503,
-        )
+        told: Ready = {
+            "status": "ready" if ready else "not_ready",
+            "parts": parts,
+            "providers": readiness.providers(),
+        }
+        return exchange.answer(told, status=200 if ready else 503)
 
     async def read_usage(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(("session_id", "session", "day"))
@@ -119,7 +183,8 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
             found = await groups.groups()
             if Scope.ADMIN not in caller.scopes:
                 found = [_without_others(group, str(caller.key_id)) for group in found]
-            return exchange.answer({"groups": plain(found)})
+            told: GroupList = {"groups": plain(found)}
+            return exchange.answer(told)
         except StoreUnavailable as error:
             raise _unavailable() from error
 
@@ -131,14 +196,32 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
         except StoreUnavailable as error:
             raise _unavailable() from error
         log.info("gateway.group_reset", group=name, key_id=str(exchange.caller.key_id))
-        return exchange.answer({"group": name, "reset": True})
+        done: GroupReset = {"group": name, "reset": True}
+        return exchange.answer(done)
 
+    live = Operation(summary="Whether the process is alive", gives=(Content(type=Alive),))
+    standing = Operation(
+        summary="Whether the process may be sent work", gives=(Content(type=Ready), Content(type=Ready, status=503))
+    )
+    used = Operation(
+        summary="What was used and what it cost",
+        query=_UsageQuery,
+        gives=(Content(type=UsageSums),),
+        errors=OF_CONTROL,
+    )
+    listed = Operation(summary="Who occupies what, and who waits", gives=(Content(type=GroupList),), errors=OF_CONTROL)
+    closed = Operation(
+        summary="Close the breaker of a capacity group",
+        takes=(Content(type=Reset, example={"group": "https://api.openai.com"}),),
+        gives=(Content(type=GroupReset),),
+        errors=OF_CONTROL | {Code.NOT_FOUND, Code.CONTENT_STORE_UNAVAILABLE},
+    )
     return [
-        Endpoint(method="GET", path="/healthz", access=Access.PUBLIC, handler=healthz),
-        Endpoint(method="GET", path="/readyz", access=Access.PUBLIC, handler=readyz),
-        Endpoint(method="GET", path="/v1/usage", access=Scope.USAGE_READ, handler=read_usage),
-        Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups),
-        Endpoint(method="POST", path="/v1/groups/reset", access=Scope.ADMIN, handler=reset_group),
+        Endpoint(method="GET", path="/healthz", access=Access.PUBLIC, handler=healthz, told=live),
+        Endpoint(method="GET", path="/readyz", access=Access.PUBLIC, handler=readyz, told=standing),
+        Endpoint(method="GET", path="/v1/usage", access=Scope.USAGE_READ, handler=read_usage, told=used),
+        Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups, told=listed),
+        Endpoint(method="POST", path="/v1/groups/reset", access=Scope.ADMIN, handler=reset_group, told=closed),
     ]
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from aiohttp import web
+from typing_extensions import TypedDict
 
 from adapters.chat import ChatRequest
 from adapters.protocols.responses import kept
@@ -30,8 +31,9 @@ from gateway.rest.apis import RESPONSES, attribution
 from gateway.rest.chat import named_model
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import OF_JOBS, options_from_headers, wishes_from_headers
-from gateway.rest.files import id_of, limit_of, listed, seconds
+from gateway.rest.files import bounds, id_of, limit_of, seconds
 from gateway.rest.jobs import Cancels, awaited, content_store
+from gateway.rest.operation import OF_CONTENT, Content, Operation
 
 #: Seconds for which the answer to a cancel waits for the call to be taken back.
 CANCEL_PATIENCE_S: Final = 5.0
@@ -41,6 +43,39 @@ _LIMIT, _MAX_LIMIT = 20, 100
 _ONLY_HERE: Final = "no such response: only those with `background: true` are kept to be fetched"
 _NOT_STREAMED: Final = "a response in the background is not streamed: fetch it by its id until it has ended"
 _HEADER_OF: Final = {field.name: field.header for field in OF_JOBS}
+
+
+class _Query(msgspec.Struct, frozen=True, kw_only=True):
+    """What the clients may send. It is refused where it asks for something."""
+
+    include: str | None = None
+    includes: str | None = msgspec.field(default=None, name="include[]")
+    #: Nothing is obfuscated.
+    include_obfuscation: str | None = None
+    starting_after: Literal["false"] | None = None
+    stream: Literal["false"] | None = None
+
+
+class _ItemsPage(msgspec.Struct, frozen=True, kw_only=True):
+    after: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LIMIT)] = _LIMIT
+    order: Literal["asc", "desc"] = "desc"
+
+
+class ResponseDeleted(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(TypedDict):
+    """A page of the items of a request, in its own words."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class Responses:
@@ -55,13 +90,30 @@ class Responses:
     def routes(self) -> list[Endpoint]:
         """The endpoints of this module. What makes a response is `gateway.rest.chat`'s, which hands it to `create`."""
         one = "/v1/responses/{response_id}"
+        response = (Content(type=RESPONSES.answer, required=("id", "model", "output", "status")),)
+        looked_at = Operation(
+            summary="A response in the background",
+            query=_Query,
+            gives=response,
+            errors=OF_CONTENT | {Code.UNSUPPORTED_FIELD},
+            attributed=True,
+        )
+        deleted = Operation(
+            summary="Delete a response",
+            gives=(Content(type=ResponseDeleted),),
+            errors=OF_CONTENT | {Code.CONFLICT},
+        )
+        cancelled = Operation(summary="Cancel a response", gives=response, errors=OF_CONTENT, attributed=True)
+        items = Operation(
+            summary="The input of a response", query=_ItemsPage, gives=(Content(type=InputItems),), errors=OF_CONTENT
+        )
         return [
-            Endpoint(method=method, path=path, access=Scope.CHAT, handler=handler, apis=(RESPONSES,))
-            for method, path, handler in (
-                ("GET", one, self.get),
-                ("DELETE", one, self.delete),
-                ("POST", f"{one}/cancel", self.cancel),
-                ("GET", f"{one}/input_items", self.input_items),
+            Endpoint(method=method, path=path, access=Scope.CHAT, handler=handler, apis=(RESPONSES,), told=told)
+            for method, path, handler, told in (
+                ("GET", one, self.get, looked_at),
+                ("DELETE", one, self.delete, deleted),
+                ("POST", f"{one}/cancel", self.cancel, cancelled),
+                ("GET", f"{one}/input_items", self.input_items, items),
             )
         ]
 
@@ -113,7 +165,8 @@ class Responses:
         if not deleted:
             await self._found(exchange, view.job_id)
             raise Conflict("the response has not ended: cancel it first")
-        return exchange.answer({"id": _response_id(view.job_id), "object": "response", "deleted": True})
+        gone: ResponseDeleted = {"id": _response_id(view.job_id), "object": "response", "deleted": True}
+        return exchange.answer(gone)
 
     async def input_items(self, exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(("after", "limit", "order"))
@@ -134,7 +187,13 @@ class Responses:
             if not places:
                 raise NotFound("no such item", param="after")
             items = items[places[0] :]
-        return exchange.answer(listed(items[:limit], more=len(items) > limit))
+        told: InputItems = {
+            "object": "list",
+            "data": items[:limit],
+            **bounds([item["id"] for item in items[:limit]]),
+            "has_more": len(items) > limit,
+        }
+        return exchange.answer(told)
 
     async def _found(self, exchange: Exchange, job_id: uuid.UUID) -> ResponseView:
         with content_store():

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 from aiohttp import web
+from typing_extensions import TypedDict
 
-from gateway.errors import GatewayError
+from gateway.errors import Code, GatewayError
 from gateway.rest.apis import Api, error_headers, told
 from gateway.rest.endpoint import answer_headers, json_response
 
 
-def error_body(error: GatewayError, request_id: str) -> dict[str, dict[str, str | bool | None]]:
-    """`{"error": {"code", "message", "type", "param", "dispatched", "request_id"}}`."""
+class Error(TypedDict):
+    """What is wrong."""
+
+    code: Code
+    message: str
+    type: str
+    #: The path of the field at fault.
+    param: str | None
+    #: Whether a provider got any of the request; null where that is not known.
+    dispatched: bool | None
+    request_id: str
+
+
+class ErrorBody(TypedDict):
+    """A refusal, in our words."""
+
+    error: Error
+
+
+def error_body(error: GatewayError, request_id: str) -> ErrorBody:
     return {
         "error": {
-            "code": error.code.value,
+            "code": error.code,
             "message": error.message,
             "type": error.status.type,
             "param": error.param,

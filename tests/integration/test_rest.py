@@ -302,9 +302,9 @@ async def test_every_endpoint_lets_in_exactly_the_keys_it_says(real_world: World
                 assert (status, is_error(body, "permission_denied")) == (403, True), (path, name)
 
 
-async def test_only_health_is_public(world: World):
+async def test_only_health_and_the_document_are_public(world: World):
     public = {endpoint.path for endpoint in world.server.endpoints if endpoint.access is Access.PUBLIC}
-    assert public == {"/healthz", "/readyz"}
+    assert public == {"/healthz", "/readyz", "/openapi.json"}
 
 
 async def test_every_wrong_key_gets_the_same_401(real_world: World):

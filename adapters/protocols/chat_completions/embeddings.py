@@ -36,7 +36,7 @@ _Tokens = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 _encode = msgspec.json.Encoder().encode
 
 
-class _RequestIn(Wire):
+class EmbeddingRequestIn(Wire):
     input: msgspec.Raw
     model: Name | None = None
     encoding_format: str | None = None
@@ -51,7 +51,7 @@ class _Item(Wire):
     index: int | None = None
 
 
-class _AnswerOut(Wire):
+class EmbeddingAnswerOut(Wire):
     data: tuple[_Item, ...] | None = None
     model: str | None = None
     usage: msgspec.Raw = ABSENT
@@ -66,11 +66,11 @@ class _Shapes(Wire):
     data: tuple[_Shape, ...]
 
 
-_answer = msgspec.json.Decoder(_AnswerOut)
+_answer = msgspec.json.Decoder(EmbeddingAnswerOut)
 _usage = msgspec.json.Decoder(UsageOut | None)
 _shapes = msgspec.json.Decoder(_Shapes)
 
-_MAPPED = frozenset(field.name for field in msgspec.structs.fields(_RequestIn))
+_MAPPED = frozenset(field.name for field in msgspec.structs.fields(EmbeddingRequestIn))
 
 
 class EmbeddingEnvelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def embedding_envelope(request: EmbeddingRequest) -> EmbeddingEnvelope:
 def parse_request(body: bytes) -> EmbeddingRequest:
     """Raises `MalformedRequest`, which names the field and repeats none of its content."""
     fields = read_fields(body)
-    wire = typed(body, _RequestIn, "")
+    wire = typed(body, EmbeddingRequestIn, "")
     if wire.encoding_format not in {None, "float", "base64"}:
         raise MalformedRequest("encoding_format", "is not one of the allowed values")
     return EmbeddingRequest(
