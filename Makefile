@@ -13,6 +13,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 # The lists are complete, so there is nothing to resolve; what is never imported is never compiled.
 LOCKED := $(PIP) --no-compile --require-hashes
 ARGS ?=
+# Tests wait more than they reckon. Those of one file stay together, as they may share what is dear to set up, and the
+# long files come first.
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # The vendors' own clients, each in an environment of its own.
 CLIENTS := openai anthropic
 CLIENT_VENVS := .venv-clients
@@ -43,7 +46,7 @@ contracts: $(VENV)/.dev  ## who may import whom
 	@$(BIN)/lint-imports --no-logo --no-cache
 
 pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(PARALLEL))
 
 test-clients: $(VENV)/.dev $(CLIENTS:%=$(CLIENT_VENVS)/%/.ready)  ## the vendors' own clients against a running gateway; ARGS="openai word" for some
 	@$(BIN)/python -m tests.clients $(ARGS)

@@ -62,6 +62,8 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     up_after: Seconds | None = None
 
     # ------------------------------------------------------------ time, in seconds
+    #: No response headers before the faults of the server or of a model are set again, or all is reset.
+    hold: bool = False
     #: Before the response headers.
     latency: Seconds = 0.0
     #: Up to so much more, by a hash of the dispatch's number.

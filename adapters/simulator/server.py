@@ -170,21 +170,26 @@ class Simulator:
         self._faults: dict[str | None, Mapping[str, Any]] = {None: self._initial}
         self._selector = Selector(time.monotonic())
         self._plans: OrderedDict[tuple[str, str, bytes], _Plan] = OrderedDict()
+        self._released = asyncio.Event()
 
     # -------------------------------------------------------------- control
 
     def set_faults(self, asked: Mapping[str, Any], *, model: str | None = None) -> None:
         """Replaces the faults of the server, or of one model of it. Raises `BadRequest`."""
         self._faults[model] = faults.read(asked, param="faults")
-        self._plans.clear()
-        self._selector = Selector(time.monotonic())
+        self._start_over()
 
     def reset(self) -> None:
         """The ledger is emptied, the faults are those of the start, and counting starts again."""
         self._faults = {None: self._initial}
+        self._start_over()
+        self.ledger.reset()
+
+    def _start_over(self) -> None:
         self._plans.clear()
         self._selector = Selector(time.monotonic())
-        self.ledger.reset()
+        self._released.set()
+        self._released = asyncio.Event()
 
     # -------------------------------------------------------------- requests
 
@@ -378,6 +383,8 @@ class Simulator:
         *,
         keep_alive: bool,
     ) -> Ended:
+        if wanted.hold:
+            await self._released.wait()
         delay = wanted.latency + (wanted.jitter * faults.uniform(str(dispatch.number)) if wanted.jitter else 0.0)
         if delay:
             await asyncio.sleep(delay)

@@ -83,7 +83,7 @@ async def streamed(gateway: GatewayProcess, model: str, heard: list[Any] | None 
     return last
 
 
-async def until(found: Any, within_s: float = 15.0) -> Any:
+async def until(found: Any, within_s: float = 30.0) -> Any:
     give_up = time.monotonic() + within_s
     while not (result := await found()):
         assert time.monotonic() < give_up, "it did not come true in time"
@@ -145,7 +145,7 @@ async def test_streams_calls_and_jobs_of_every_profile_and_alias_share_one_limit
 async def test_who_waits_is_told_why_on_every_way_in_and_operators_see_it_all(
     database_url, simulator_process, tmp_path
 ):
-    await simulator_process.set_faults(latency=1.5)
+    await simulator_process.set_faults(hold=True)
     text = toml(simulator_process.url, concurrency=1)
     async with (
         gateway_process(tmp_path, text, name="first", TOLLBRIDGE_DATABASE_URL=database_url) as first,
@@ -202,7 +202,7 @@ async def test_who_waits_is_told_why_on_every_way_in_and_operators_see_it_all(
 async def test_a_job_of_an_older_executor_is_not_sent_once_a_newer_one_was_seen_elsewhere(
     database_url, simulator_process, tmp_path
 ):
-    await simulator_process.set_faults(latency=1.5)
+    await simulator_process.set_faults(hold=True)
     text = toml(simulator_process.url, concurrency=1)
     async with (
         gateway_process(tmp_path, text, name="first", TOLLBRIDGE_DATABASE_URL=database_url) as first,
@@ -218,8 +218,13 @@ async def test_a_job_of_an_older_executor_is_not_sent_once_a_newer_one_was_seen_
 
         await until(waits)
         newer = asyncio.create_task(streamed(second, "alias", owner_fence=2, **fence))
-        ended = await job(first, older, 20)
+
+        async def newer_waits() -> bool:
+            return any(w["class"] == "interactive" for w in (await groups(first))["waiting"])
+
+        await until(newer_waits)
         await simulator_process.set_faults()
+        ended = await job(first, older, 20)
         assert (ended["status"], ended["error"]["code"]) == ("failed", "owner_fence")
         assert ended["error"]["dispatched"] is False
         assert await running == await newer == "finished"

@@ -228,9 +228,10 @@ async def test_a_stream_its_client_cancels_or_lets_run_out_is_read_on_and_charge
                 if chunk.WhichOneof("chunk") == "delta":
                     break
             stream.cancel()
-            await simulator.set_faults(latency=1.5)
+            await simulator.set_faults(hold=True)
             with pytest.raises(grpc.aio.AioRpcError) as late:
-                await stub.Complete(completion("sim-fast"), metadata=METADATA, timeout=0.5)
+                await stub.Complete(completion("sim-fast"), metadata=METADATA, timeout=2)
+            await simulator.set_faults()
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         ledger = await simulator.until()
         assert ledger["completed"] == ledger["dispatches"] == 2
@@ -248,13 +249,17 @@ async def test_a_stream_its_client_cancels_or_lets_run_out_is_read_on_and_charge
 
 
 async def test_a_stop_waits_for_an_answer_that_is_read_on(database_url, simulator, tmp_path):
-    await simulator.set_faults(latency=1.5)
+    await simulator.set_faults(hold=True)
     async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
         async with gateway.stub() as stub:
             asked = stub.Complete(completion("sim-fast"), metadata=METADATA)
             await simulator.until(lambda ledger: ledger["active"] == 1)
             asked.cancel()
         gateway.send(signal.SIGTERM)
+        async with asyncio.timeout(20):
+            while not gateway.lines("gateway.draining"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await simulator.set_faults()
         assert await gateway.ended() == 0
         assert [line["cost_state"] for line in gateway.lines("gateway.attempt_drained")] == ["charged"]
     ledger = await simulator.ledger()

@@ -34,7 +34,7 @@ def own_server() -> Iterator[EmbeddedPostgres]:
 async def test_answers_given_while_the_database_is_away_are_charged_once_after_a_kill(
     own_server, simulator_process, tmp_path
 ):
-    await simulator_process.set_faults(latency=1.5)
+    await simulator_process.set_faults(hold=True)
     text = toml(
         simulator_process.url,
         concurrency=20,
@@ -55,6 +55,7 @@ async def test_answers_given_while_the_database_is_away_are_charged_once_after_a
         calls = [asyncio.create_task(ask(gateway, number)) for number in range(12)]
         await simulator_process.until(lambda ledger: ledger["active"] == 12)
         await asyncio.to_thread(own_server.stop)
+        await simulator_process.set_faults()
         outcomes = await asyncio.gather(*calls)
         assert [(o.ended, o.settlement, o.HasField("counters")) for o in outcomes] == [
             ("complete", "pending", False)

@@ -390,7 +390,8 @@ async def test_a_call_is_made_once_whatever_transport_and_gateway_it_is_repeated
 async def test_a_repetition_beside_the_first_is_told_to_come_back_and_then_gets_its_answer(
     database_url, simulator, tmp_path
 ):
-    await simulator.set_faults(latency=1.0)
+    await simulator.set_faults(hold=True)
+    refused = asyncio.Event()
     async with two(database_url, simulator.url, tmp_path) as gateways:
 
         async def until_answered(gateway: GatewayProcess) -> tuple[str, set[int]]:
@@ -404,9 +405,13 @@ async def test_a_repetition_beside_the_first_is_told_to_come_back_and_then_gets_
                     assert answer.json()["error"]["code"] == "idempotency_in_progress"
                     assert answer.headers["retry-after"] == "1"
                     assert "x-should-retry" not in answer.headers
+                    refused.set()
                     await asyncio.sleep(0.1)
 
-        answers = await asyncio.gather(*(until_answered(gateway) for gateway in gateways for _ in range(3)))
+        asking = [asyncio.create_task(until_answered(gateway)) for gateway in gateways for _ in range(3)]
+        await asyncio.wait([asyncio.create_task(refused.wait()), *asking], return_when=asyncio.FIRST_COMPLETED)
+        await simulator.set_faults()
+        answers = await asyncio.gather(*asking)
     assert len({text for text, _ in answers}) == 1
     assert any(409 in seen for _, seen in answers)
     assert (await simulator.ledger())["dispatches"] == 1

@@ -141,7 +141,7 @@ def failed(row: TicketRow, verdict: Verdict = Verdict.TRANSIENT, **facts: Any) -
     return ended(row, verdict=verdict, state="zero", record=b'{"status":"error","ended":"error"}', **facts)
 
 
-async def until(found: Callable[[], Awaitable[Any]], within_s: float = 5.0) -> Any:
+async def until(found: Callable[[], Awaitable[Any]], within_s: float = 30.0) -> Any:
     give_up = time.monotonic() + within_s
     while not (result := await found()):
         assert time.monotonic() < give_up, "it did not come true in time"

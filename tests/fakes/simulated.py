@@ -50,7 +50,7 @@ class SimulatedProvider:
         (await self._client.post(f"{self._control}/reset")).raise_for_status()
 
     async def until(
-        self, reached: Callable[[dict[str, Any]], bool] = lambda ledger: ledger["active"] == 0, *, within: float = 10.0
+        self, reached: Callable[[dict[str, Any]], bool] = lambda ledger: ledger["active"] == 0, *, within: float = 30.0
     ) -> dict[str, Any]:
         """The ledger once it is so. Raises `TimeoutError` after `within` seconds."""
         async with asyncio.timeout(within):

@@ -89,7 +89,7 @@ class WholeLine:
 
     async def settled(self) -> None:
         """Until no attempt is open."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await self.rows(OPEN):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 

@@ -313,7 +313,7 @@ async def test_a_stream_that_breaks_after_content_ends_with_an_error_and_without
 
     async with serving(FakeLine(before=started, items=items)) as server:
         reader = await server.raw(path)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             whole = await reader.read()
     assert whole.startswith(b"HTTP/1.1 200 ")
     assert b"Hel" in whole
@@ -363,7 +363,7 @@ async def test_a_relayed_stream_that_breaks_does_not_begin_again(path: str):
 
     async with serving(FakeLine(before=started, items=items)) as server:
         reader = await server.raw(path)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             whole = await reader.read()
     assert b"upstream_broken" in whole
     assert b"response.created" not in whole
@@ -380,7 +380,7 @@ async def test_a_stream_that_waits_keeps_its_status_for_a_while_and_then_is_kept
 
     async with serving(FakeLine(before=before), QUICK) as server:
         reader = await server.raw("/v1/chat/completions")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 ")
             assert b"x-tollbridge-route" not in head
@@ -401,7 +401,7 @@ async def test_an_error_after_the_status_was_sent_is_told_in_the_stream(path: st
 
     async with serving(FakeLine(before=before), QUICK) as server:
         reader = await server.raw(path)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             whole = await reader.read()
     assert whole.startswith(b"HTTP/1.1 200 ")
     assert b": waiting\n\n" in whole
@@ -420,7 +420,7 @@ async def test_a_caller_who_goes_away_before_the_first_byte_takes_the_request_ba
     line = FakeLine(before=before)
     async with serving(line) as server:
         await server.raw("/v1/messages", stream=stream)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             await line.entered.wait()
             server.writer.close()
             assert await line.exits.get() is asyncio.CancelledError
@@ -442,7 +442,7 @@ async def test_a_caller_who_goes_away_after_comments_or_in_the_middle_takes_the_
     async with serving(line, QUICK) as server:
         for model, seen in (("waits", b": waiting"), ("m", b"Hel")):
             reader = await server.raw("/v1/chat/completions", model=model)
-            async with asyncio.timeout(2):
+            async with asyncio.timeout(20):
                 await reader.readuntil(seen)
                 server.writer.close()
                 assert await line.exits.get() is asyncio.CancelledError
@@ -472,7 +472,7 @@ async def test_who_does_not_read_holds_the_provider_back_and_is_cut_in_the_end()
         async with serving(line, QUICK) as server:
             reader = await server.raw("/v1/chat/completions")
             await reader.readuntil(b"word")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 left = await line.exits.get()
             taken = line.taken
     assert left is not None
@@ -497,7 +497,7 @@ async def test_a_drain_lets_a_stream_end():
         await reader.readuntil(b"Hel")
         asyncio.get_running_loop().call_later(0.1, go.set)
         closing = asyncio.create_task(stack.aclose())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert b"[DONE]" in await reader.read()
             await closing
         server.writer.close()

@@ -23,7 +23,7 @@ from tests.fakes.whole_line import Heard, WholeLine, call
 from tests.integration.test_limits import group, host, occupied, processes, profile, queued, start
 
 
-async def until(found: Callable[[], object], within_s: float = 5.0) -> None:
+async def until(found: Callable[[], object], within_s: float = 30.0) -> None:
     give_up = time.monotonic() + within_s
     while not found():
         assert time.monotonic() < give_up, "it did not come true in time"

@@ -128,7 +128,7 @@ class World:
             return [row["state"] for row in await connection.fetch("select state from content.idempotent_call")]
 
     async def until(self, *states: str) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while await self.rows() != list(states):  # noqa: ASYNC110  it is in the database
                 await asyncio.sleep(0.01)
 
@@ -344,7 +344,7 @@ async def test_of_many_at_once_one_is_made_and_the_others_come_back(world: World
 
     async with world.process(before=waits) as one, world.process(before=waits) as two:
         asked = [asyncio.create_task(p.once.complete(call())) for _ in range(8) for p in (one, two)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while sum(task.done() for task in asked) < len(asked) - 1:  # noqa: ASYNC110  any of them
                 await asyncio.sleep(0.01)
         go_on.set()
@@ -396,7 +396,7 @@ async def test_where_nothing_was_sent_the_key_is_free_again(world: World, error:
         assert await code_of(one.once.complete(call())) is error.code
         # At once in the same process, and soon in the other.
         assert await code_of(one.once.complete(call())) is error.code
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while True:
                 with suppress(GatewayError):
                     await two.once.complete(call())

@@ -62,7 +62,7 @@ async def refused(keys: Keys, token: str | None) -> bool:
     return False
 
 
-async def seconds_until(condition: Callable[[], Awaitable[bool]], *, within: float = 5.0) -> float:
+async def seconds_until(condition: Callable[[], Awaitable[bool]], *, within: float = 30.0) -> float:
     """Polls an awaitable condition; how long it took to hold."""
     began = time.monotonic()
     while not await condition():

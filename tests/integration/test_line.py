@@ -293,7 +293,7 @@ async def test_a_stream_its_caller_leaves_keeps_its_slot_in_quarantine_until_its
     for _ in range(3):
         await line.pipeline.complete(call("only"))
     while await line.slots() == ["quarantined"]:
-        assert time.monotonic() - started < 6
+        assert time.monotonic() - started < 20
         await asyncio.sleep(0.1)
         await line.pipeline.complete(call("only"))
     assert time.monotonic() - started > 2.4
@@ -307,7 +307,7 @@ async def test_a_call_cancelled_while_it_waits_leaves_nothing_behind(world):
     await first.until(lambda ledger: ledger["active"] == 3)
     heard = Heard()
     waiting = asyncio.create_task(line.pipeline.complete(call("only"), heard))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not heard.waits:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     waiting.cancel()
@@ -348,7 +348,7 @@ async def test_a_rate_limit_that_is_repeated_is_waited_out_as_long_as_it_says_ea
     await first.set_faults(status=429, retry_after=0.4, fail_first=3, key="k")
     asked = time.monotonic()
     completion = await line.pipeline.complete(call("only"))
-    assert 1.2 <= time.monotonic() - asked < 4
+    assert 1.2 <= time.monotonic() - asked < 8
     assert [a.status for a in completion.outcome.attempts] == ["error"] * 3 + ["success"]
 
 
@@ -359,7 +359,7 @@ async def test_waiters_that_cannot_outlive_a_cooldown_are_told_at_once(world):
     answers = await asyncio.gather(
         *(line.pipeline.complete(call("only", deadline_s=5)) for _ in range(6)), return_exceptions=True
     )
-    assert time.monotonic() - asked < 3
+    assert time.monotonic() - asked < 5
     assert {type(answer) for answer in answers} <= {AdmissionRefused, AllRoutesFailed}
     refused = [answer for answer in answers if isinstance(answer, AdmissionRefused)]
     assert refused

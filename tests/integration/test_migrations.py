@@ -180,7 +180,7 @@ async def test_the_migrations_of_this_version_are_applied_by_the_template(databa
 
 
 async def test_a_server_that_is_not_there_is_unavailable_within_the_time_given(tmp_path: Path) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         with pytest.raises(StoreUnavailable):
             await database.connect(f"postgresql://u:canary@/x?host={tmp_path}", name="test", wait_s=0.2)
 

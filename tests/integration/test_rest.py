@@ -892,7 +892,7 @@ async def test_draining_does_not_wait_for_idle_connections(world: World):
     assert (await world.ask("GET", "/v1/models"))[0] == 200
     began = time.monotonic()
     await world.server.drain()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5
 
 
 async def test_what_has_not_ended_at_the_drain_deadline_is_cancelled_and_waited_for(world: World):

@@ -491,6 +491,16 @@ async def test_it_hangs_until_the_client_leaves(
     assert (dispatch["ended"], dispatch["status"]) == ("hung", status)
 
 
+async def test_what_is_held_goes_on_when_the_faults_are_set_again(simulator: SimulatedProvider) -> None:
+    await simulator.set_faults(hold=True)
+    held = [asyncio.create_task(exchange(simulator, body("sim-fast", stream=stream))) for stream in (True, False)]
+    await simulator.until(lambda ledger: ledger["active"] == 2)
+    await asyncio.sleep(0.1)
+    assert not any(task.done() for task in held)
+    await simulator.set_faults()
+    assert [reply.status for reply in await asyncio.gather(*held)] == [200, 200]
+
+
 async def test_a_hang_with_an_end_goes_on(simulator: SimulatedProvider) -> None:
     started = time.monotonic()
     reply = await exchange(simulator, body("sim-fast?hang=mid&hang_for=0.2", stream=True))
