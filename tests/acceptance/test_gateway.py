@@ -228,10 +228,9 @@ async def test_a_stream_its_client_cancels_or_lets_run_out_is_read_on_and_charge
                 if chunk.WhichOneof("chunk") == "delta":
                     break
             stream.cancel()
-            await simulator.set_faults(hold=True)
+            await simulator.set_faults(latency=5)
             with pytest.raises(grpc.aio.AioRpcError) as late:
                 await stub.Complete(completion("sim-fast"), metadata=METADATA, timeout=2)
-            await simulator.set_faults()
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         ledger = await simulator.until()
         assert ledger["completed"] == ledger["dispatches"] == 2
