@@ -9,12 +9,14 @@ unknown fields then pass through untouched.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from typing import TypeAlias
 
 import msgspec
 
 from adapters.limits import Remaining
+from adapters.paths import CANONICAL, Paths
 from metering.usage import NOTHING, Usage
 
 
@@ -39,6 +41,8 @@ class StopReason(enum.StrEnum):
     #: A word we do not know; the native one is kept beside it.
     OTHER = "other"
 
+
+_IN_PART = re.compile(r"messages\[([0-9]+)\]\.content\[([0-9]+)\]")
 
 # ------------------------------------------------------------------ request
 
@@ -149,7 +153,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     protocol: str
     fields: dict[str, msgspec.Raw]
-    #: Paths of what the canonical form does not carry. Another protocol refuses them, unless the endpoint omits them.
+    #: Paths of what the canonical form does not carry, as the caller wrote them. Another protocol refuses them, unless
+    #: the endpoint omits them.
     unmapped: tuple[str, ...] = ()
 
 
@@ -188,6 +193,22 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: Top-level fields only the provider knows, sent as they are.
     extra: dict[str, msgspec.Raw] = {}
     native: NativeRequest | None = None
+    paths: Paths = CANONICAL
+
+    def written(self, path: str) -> str:
+        """A canonical path as the caller wrote it: the most precise one that is in its body."""
+        if self.paths is CANONICAL:
+            return path
+        return self.paths.written(path, self.native.fields if self.native is not None else None, self._kind_at(path))
+
+    def _kind_at(self, path: str) -> str:
+        """The kind of the part that the path is of; empty where it is of none."""
+        found = _IN_PART.match(path)
+        if found is None:
+            return ""
+        message, part = int(found[1]), int(found[2])
+        known = self.messages[message].content if message < len(self.messages) else ()
+        return str(known[part].__struct_config__.tag) if part < len(known) else ""
 
 
 # ------------------------------------------------------------------ answer

@@ -16,6 +16,7 @@ import msgspec
 from adapters.chat import ChatRequest, ChatResponse, Event, Native, NativeRequest
 from adapters.errors import ProviderError
 from adapters.limits import Remaining
+from adapters.paths import CANONICAL, Paths
 from metering.usage import NOTHING, Usage
 
 #: Events that arrived together. Joining them downstream costs no delay.
@@ -52,6 +53,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     #: "messages.name", "messages.detail", "messages.citations", and "messages.place": a system message in the midst of
     #: the others then joins those at the start. It is then dropped, not refused.
     omit: frozenset[str] = frozenset()
+    #: The same words for one call: dropped only where the protocol cannot say it, and sent where it can.
+    drops: frozenset[str] = frozenset()
     force: Mapping[str, msgspec.Raw] = {}
     #: The provider ends its streams without a sentinel; a clean end of the body is then its terminal.
     no_sentinel: bool = False
@@ -93,7 +96,7 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     headers: Mapping[str, str]
     body: bytes
-    #: Paths of what the request asked and this provider is not sent, as its profile says.
+    #: Paths of what the caller asked and this provider is not sent, as the caller wrote them: see `adapters.sending`.
     dropped: tuple[str, ...] = ()
 
 
@@ -106,6 +109,13 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str | None = None
     end_user: str | None = None
     native: NativeRequest | None = None
+    paths: Paths = CANONICAL
+
+    def written(self, path: str) -> str:
+        """A canonical path as the caller wrote it."""
+        if self.paths is CANONICAL:
+            return path
+        return self.paths.written(path, self.native.fields if self.native is not None else None, "")
 
 
 class EmbeddingCall(msgspec.Struct, frozen=True, kw_only=True):

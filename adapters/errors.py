@@ -95,7 +95,7 @@ class Broken(ProviderError):
 
 
 class RequestNotExpressible(Exception):
-    """The request has something the protocol cannot say. `path` names it: "messages[2].content[0]"."""
+    """What the protocol cannot say. `path` names it as the caller wrote it: "input[2].content[0]"."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

@@ -61,9 +61,10 @@ from adapters.contract import (
     ToldError,
     UpstreamCall,
 )
-from adapters.errors import Broken, ErrorClass, ProviderError, Rejected, RequestNotExpressible
+from adapters.errors import Broken, ErrorClass, ProviderError, Rejected
 from adapters.figures import count
-from adapters.sending import add_extra, post
+from adapters.paths import Paths, Words
+from adapters.sending import Sending
 from adapters.sse import ServerSentEvent
 from adapters.streams import ProvenStream
 from metering.usage import NOTHING, Usage
@@ -123,6 +124,8 @@ class AnswerOut(Wire):
 _ENVELOPE = frozenset({"model", "stream"})
 #: Fields whose content the canonical form carries. Of all others another protocol is told, and refuses them.
 _MAPPED = frozenset({"model", "stream", "say", "limit", "tools"})
+#: Canonical names to those of this format: see `adapters.paths`.
+WORDS: Words = {"messages": ("say",), "max_output_tokens": ("limit",), "content": ("text",), "tool_calls": ("calls",)}
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "model": Role.ASSISTANT, "tool": Role.TOOL}
 _STOP = {"done": StopReason.STOP, "limit": StopReason.LENGTH, "calls": StopReason.TOOL_CALLS}
 
@@ -163,21 +166,20 @@ class Skeleton:
             native=NativeRequest(
                 protocol=NAME, fields=fields, unmapped=tuple(name for name in fields if name not in _MAPPED)
             ),
+            # And how what was read is called here, so that a refusal names what the caller wrote.
+            paths=Paths(words=WORDS),
         )
 
     def render_request(self, call: UpstreamCall, *, stream: bool) -> HttpRequest:
         """Raises `RequestNotExpressible`: what is asked and cannot be said is refused before anything is sent."""
-        request, endpoint, dropped = call.request, call.endpoint, list[str]()
+        request, sending = call.request, Sending(call, NAME, WORDS)
         if request.native is not None and request.native.protocol == NAME:
             fields: dict[str, Any] = {k: v for k, v in request.native.fields.items() if k not in _ENVELOPE}
         else:
-            fields = _Writer(request, endpoint, dropped).fields()
+            fields = _Writer(request, sending).fields()
         fields |= {"model": call.model} | ({"stream": True} if stream else {})
-        for name in sorted(endpoint.omit & fields.keys()):
-            del fields[name]
-            dropped.append(name)
-        fields.update(endpoint.force)
-        return post("/talk", fields, dropped, stream=stream)
+        sending.as_profiled(fields)
+        return sending.post("/talk", fields, stream=stream)
 
     # -------------------------------------------------------------- answers
 
@@ -257,6 +259,7 @@ def _heard(entry: EntryIn) -> Message:
 
 #: Settings of a request that this format has no field for, whatever they are set to.
 _UNKNOWN = (
+    "stop",
     "tool_choice",
     "response_format",
     "temperature",
@@ -283,44 +286,32 @@ _UNKNOWN = (
 class _Writer:
     """One canonical request in this format. What cannot be written is refused or told as dropped, never left out."""
 
-    def __init__(self, request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> None:
+    def __init__(self, request: ChatRequest, sending: Sending) -> None:
         self._request = request
-        self._endpoint = endpoint
-        self._dropped = dropped
+        self._sending = sending
 
     def fields(self) -> dict[str, Any]:
-        request, endpoint = self._request, self._endpoint
-        for path in request.native.unmapped if request.native is not None else ():
-            self._refuse(path, path)
-        for name in _UNKNOWN:
-            if getattr(request, name) is not None:
-                self._refuse(name, name)
-        if request.stop:
-            self._refuse("stop", "stop")
+        request, endpoint = self._request, self._sending.endpoint
+        self._sending.refuse_unmapped()
+        self._sending.refuse_unknown(_UNKNOWN)
         if request.parallel_tool_calls is False:
-            self._refuse("parallel_tool_calls", "parallel_tool_calls")
+            self._sending.refuse("parallel_tool_calls", "has no such field")
         limit = request.max_output_tokens if request.max_output_tokens is not None else endpoint.default_max_tokens
         fields: dict[str, Any] = {"say": [self._entry(m, f"messages[{i}]") for i, m in enumerate(request.messages)]}
         if limit is not None:
             fields[endpoint.max_tokens_field or "limit"] = limit
         if request.tools:
             fields["tools"] = [self._tool(tool, f"tools[{i}]") for i, tool in enumerate(request.tools)]
-        add_extra(fields, request, _ENVELOPE)
+        self._sending.add_extra(fields, _ENVELOPE)
         return fields
-
-    def _refuse(self, path: str, setting: str) -> None:
-        """Dropped, and told as dropped, where the profile's `omit` names the setting; else refused by its path."""
-        if setting not in self._endpoint.omit:
-            raise RequestNotExpressible(path, f"{NAME} has no such field")
-        self._dropped.append(path)
 
     def _entry(self, message: Message, path: str) -> dict[str, Any]:
         texts = [message.refusal] if message.refusal else []
         for j, part in enumerate(message.content):
             if not isinstance(part, Text):
-                raise RequestNotExpressible(f"{path}.content[{j}]", f"{NAME} takes only text")
+                raise self._sending.refusal(f"{path}.content[{j}]", f"{NAME} takes only text")
             if part.cache is not None:
-                self._refuse(f"{path}.content[{j}].cache", "messages.cache")
+                self._sending.refuse(f"{path}.content[{j}].cache", "has no cache boundaries", "messages.cache")
             texts.append(part.text)
         for setting, asked in (
             ("name", message.name),
@@ -328,7 +319,7 @@ class _Writer:
             ("reasoning", message.reasoning),
         ):
             if asked:
-                self._refuse(f"{path}.{setting}", f"messages.{setting}")
+                self._sending.refuse(f"{path}.{setting}", "has no word for it", f"messages.{setting}")
         # There is one word for whoever sets the rules.
         role = Role.SYSTEM if message.role is Role.DEVELOPER else message.role
         entry: dict[str, Any] = {"who": next(who for who, known in _ROLES.items() if known is role)}
@@ -336,17 +327,18 @@ class _Writer:
         if message.tool_calls:
             entry["calls"] = [_call(call) for call in message.tool_calls]
             # A proof for its own provider, and no other one misses it; but it is told.
-            signed = [i for i, call in enumerate(message.tool_calls) if call.signature is not None]
-            self._dropped.extend(f"{path}.tool_calls[{i}].signature" for i in signed)
+            for i, call in enumerate(message.tool_calls):
+                if call.signature is not None:
+                    self._sending.drop(f"{path}.tool_calls[{i}].signature")
         if message.tool_call_id is not None:
             entry["of"] = message.tool_call_id
         return entry
 
     def _tool(self, tool: Tool, path: str) -> dict[str, Any]:
         if tool.cache is not None:
-            self._refuse(f"{path}.cache", "messages.cache")
+            self._sending.refuse(f"{path}.cache", "has no cache boundaries", "messages.cache")
         if tool.strict:
-            self._refuse(f"{path}.strict", "tools.strict")
+            self._sending.refuse(f"{path}.strict", "has no word for it", "tools.strict")
         told = {"name": tool.name, "about": tool.description, "takes": tool.parameters}
         return {name: value for name, value in told.items() if value is not None}
 

@@ -28,7 +28,7 @@ from adapters.limits import Remaining
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
 from gateway.call import Call, Unsupported
-from gateway.needs import PARAMETERS, lacking, without
+from gateway.needs import DROPPED_WORDS, lacking
 from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
 from gateway.router import Route
 from gateway.settling import Settling, Unacknowledged
@@ -80,11 +80,12 @@ class Attempt:
         self.error: Exception | None = None
         #: What this route is asked: the request, without what it cannot be told where that may be dropped.
         self.chat = call.chat
-        #: Paths of what it was not sent.
+        #: Paths of what it was not sent, as the caller wrote them.
         self.dropped: tuple[str, ...] = ()
         self._drops = (call.options.unsupported or route.provider.unsupported) is Unsupported.DROP
         if self._drops:
-            self.chat, self.dropped = lacking(call.chat, route.provider.cannot)
+            self.chat, names = lacking(call.chat, route.provider.cannot)
+            self.dropped = tuple(call.chat.written(name) for name in names)
         #: Kinds of content of the answer that no caller of another protocol gets.
         self.omitted: tuple[str, ...] = ()
         #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
@@ -119,7 +120,7 @@ class Attempt:
         """What the adapter is asked for, where that is no chat."""
         assert self.call.embedding is not None, "a call for embeddings says which"
         return EmbeddingCall(
-            endpoint=self.route.endpoint,
+            endpoint=self._endpoint,
             model=self.route.model,
             request=self.call.embedding,
             deadline=self._deadline,
@@ -136,6 +137,8 @@ class Attempt:
     @property
     def _endpoint(self) -> Endpoint:
         endpoint, betas = self.route.endpoint, self.call.betas
+        if self._drops:
+            endpoint = msgspec.structs.replace(endpoint, drops=DROPPED_WORDS)
         if not betas or endpoint.protocol != _WITH_BETAS:
             return endpoint
         own = [value for name, value in endpoint.headers.items() if name.lower() == _BETA_HEADER]
@@ -152,19 +155,13 @@ class Attempt:
             return None
         return max(time.monotonic() - self.started_at, self.route.endpoint.clocks.first_byte_s)
 
-    def drops(self, path: str) -> bool:
-        """Takes a parameter out of what is asked, where it may be: then it can be asked again."""
-        if not self._drops or path not in PARAMETERS or path in self.dropped:
-            return False
-        self.chat = without(self.chat, [path])
-        self.dropped = (*self.dropped, path)
-        return True
-
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the caller must know of an answer that is not quite to what it asked, or not all of what came."""
         provider = self.route.provider.id
-        told = [f"{path}: dropped, {provider} was not sent it" for path in dict.fromkeys(self.dropped)]
+        told = [
+            f"{self.call.told_path(path)}: dropped, {provider} was not sent it" for path in dict.fromkeys(self.dropped)
+        ]
         native = self.call.chat.native
         if native is None or native.protocol != self.route.endpoint.protocol:
             told += [f"answer: {kind} of {provider} has no place in this format" for kind in self.omitted]
@@ -374,6 +371,9 @@ class Attempt:
 
     def report(self, cost: Cost) -> AttemptReport:
         error = self.error if isinstance(self.error, ProviderError) else None
+        message = None if self.error is None else str(self.error)
+        if isinstance(self.error, RequestNotExpressible):
+            message = f"{self.call.told_path(self.error.path)}: {self.error.reason}"
         return AttemptReport(
             number=self.number,
             route=self.route.report,
@@ -381,7 +381,7 @@ class Attempt:
             error_class=None if error is None else error.error_class.value,
             code=self._code(error),
             http_status=None if error is None else error.status,
-            message=None if self.error is None else str(self.error),
+            message=message,
             cost=cost,
         )
 

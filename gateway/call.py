@@ -133,6 +133,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         """What the key may use, beside what the configuration and the request itself say."""
         return self.caller.policy
 
+    def told_path(self, path: str) -> str:
+        """A path in the caller's own request, as an error or a warning names it: a job has the request in its body."""
+        if self.transport != "job":
+            return path
+        return f"body.{path}" if path else "body"
+
     @property
     def tags(self) -> dict[str, str]:
         """The request's own and the key's."""

@@ -64,6 +64,8 @@ class Run:
         self.refusals: list[tuple[Refusal, Route | None]] = []
         #: The groups whose attempts failed, in order.
         self.failed_in: list[str] = []
+        #: What the last attempt could not say that came to nothing for that.
+        self._inexpressible: RequestNotExpressible | None = None
         self.pauses = 0
         self.floor_s = 0.0
         #: In queues, over all attempts that got a slot.
@@ -136,6 +138,7 @@ class Run:
                 outcome=self.outcome("failed", receipt=receipt),
             )
         if isinstance(error, RequestNotExpressible):
+            self._inexpressible = error
             return False
         if not receipt.acknowledged:
             # Without its acknowledgement the slot may still be ours: a second one could pass the limit.
@@ -270,8 +273,9 @@ class Run:
         if not self.reports:
             return self._no_slot()
         if all(report.status == "not_dispatched" and report.code == "unsupported_field" for report in self.reports):
-            path, _, reason = (self.reports[-1].message or "").partition(": ")
-            return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=path)
+            assert self._inexpressible is not None, "such a report is of such an error"
+            path, reason = self._inexpressible.path, self._inexpressible.reason
+            return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=self.call.told_path(path) or None)
         tried = "; ".join(
             f"{r.route.provider}/{r.route.model}: {r.http_status or r.status} {r.code or ''}".rstrip()
             for r in self.reports

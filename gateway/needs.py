@@ -77,6 +77,24 @@ PARAMETERS: Final = frozenset(
     }
 )
 
+#: All that may be dropped where a provider's protocol cannot say it, in the words of `omit`: parameters, marks on what
+#: is said that are not what is said, and fields of one format that are about its provider's caches, its abuse
+#: detection, its bills, or what more it could tell.
+DROPPED_WORDS: Final = PARAMETERS | {
+    "messages.cache",
+    "messages.citations",
+    "messages.detail",
+    "messages.is_error",
+    "messages.reasoning",
+    "cache_control",
+    "include",
+    "labels",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "stream_options",
+}
+
 #: What the protocols call a parameter, where that is not our name.
 _NATIVE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": ("reasoning", "thinking"),

@@ -249,9 +249,7 @@ class Pipeline:
             )
 
     async def _first_content(self, attempt: Attempt) -> list[Delta]:
-        attempt.rest = await self._told(
-            attempt, lambda: attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
-        )
+        attempt.rest = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
         async for batch in attempt.rest:
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
@@ -259,7 +257,7 @@ class Pipeline:
         raise Broken("the stream ended without a terminal", code="no_terminal")
 
     async def _whole_answer(self, attempt: Attempt) -> ChatResponse:
-        response = await self._told(attempt, lambda: self._adapter.complete(attempt.upstream))
+        response = await self._adapter.complete(attempt.upstream)
         attempt.answered(response)
         return response
 
@@ -269,18 +267,9 @@ class Pipeline:
         return response
 
     async def _tokens(self, attempt: Attempt) -> CountResponse:
-        response = await self._told(attempt, lambda: self._adapter.count(attempt.upstream))
+        response = await self._adapter.count(attempt.upstream)
         attempt.counted(response)
         return response
-
-    async def _told(self, attempt: Attempt, ask: Callable[[], Awaitable[T]]) -> T:
-        """Asks again without what the route has no word for, where it may be dropped: nothing was sent yet."""
-        while True:
-            try:
-                return await ask()
-            except RequestNotExpressible as error:
-                if not attempt.drops(error.path):
-                    raise
 
     # ---------------------------------------------------------------- after the commit point
 

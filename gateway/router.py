@@ -435,7 +435,7 @@ def _nothing_left(call: Call, left_out: Sequence[LeftOut], missing: set[Capabili
         return InvalidRequest(
             f"no route of {wanted} can do what the request needs: {what} ({reasons})",
             code=Code.UNSUPPORTED_FIELD,
-            param=FIELD[min(missing)],
+            param=call.told_path(call.chat.written(FIELD[min(missing)])),
         )
     if (left_out and all(out.reason.startswith("not_qualified") for out in left_out)) or not left_out:
         return NoRoute(

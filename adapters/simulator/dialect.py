@@ -22,6 +22,9 @@ from adapters.simulator.requests import PATH, BadRequest, Request
 NUMBER = b"\0"
 TIME = b"\1"
 
+#: The `statuses` of a provider that tells every error by its own status.
+AS_ASKED: Mapping[int, int] = {}
+
 T = TypeVar("T")
 
 
@@ -66,6 +69,11 @@ class Dialect(Protocol):
 
     @property
     def request_id_header(self) -> str: ...
+
+    @property
+    def statuses(self) -> Mapping[int, int]:
+        """Statuses of errors that this provider tells by another one."""
+        ...
 
     def check(self, faults: Faults) -> None:
         """Raises `BadRequest` for a fault that this protocol has no way to show."""

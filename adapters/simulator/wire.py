@@ -156,6 +156,7 @@ def error(
         case _:
             data = dialect.error(status, message, param=param, code=faults.code or code, faults=faults)
     headers = [*dialect.left_headers(faults, limited=status == 429), *_retry_headers(faults)]
+    status = dialect.statuses.get(status, status)
     half = len(data) // 2
     dying = faults.die in {"rst", "fin"}
     return Rendering(

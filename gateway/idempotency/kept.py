@@ -68,7 +68,8 @@ def question(call: Call, *, streamed: bool) -> bytes:
     return msgspec.json.encode(
         {
             "model": call.model,
-            "asked": msgspec.structs.replace(asked, native=None),
+            "asked": {name: value for name, value in msgspec.structs.asdict(asked).items() if name != "paths"}
+            | {"native": None},
             "beyond": beyond,
             "options": options,
             "betas": sorted(call.betas),

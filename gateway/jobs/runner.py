@@ -21,7 +21,6 @@ import asyncpg
 import msgspec
 import structlog
 
-from adapters.chat import ChatResponse
 from adapters.errors import MalformedRequest, ProviderError
 from admission.combiner import Lane
 from admission.contract import Rejected
@@ -31,13 +30,14 @@ from gateway.call import Call, Caller, Completion, Embedded, Options, Scope
 from gateway.database import StoreUnavailable
 from gateway.errors import AttemptedError, Code, GatewayError, Internal, InvalidRequest, PermissionDenied
 from gateway.jobs import model
-from gateway.jobs.formats import Asked, Formats, Response
+from gateway.jobs.formats import PROTOCOL_OF, Asked, Formats, Response
 from gateway.jobs.lane import lane
 from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, GiveBack, Held, Status
 from gateway.jobs.rounds import rounds
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Answer, Ending, Intent, JobStore
 from gateway.jobs.watch import Watch
+from gateway.naming import named
 from gateway.outcome import AttemptReport, Outcome, RouteReport
 
 log = structlog.get_logger(__name__)
@@ -106,8 +106,8 @@ class _Run:
         self.answer: Answer | None = None
         self.stored = False
         self.waiting: Waiting | None = None
-        self.cause: _Cause | None = None
         self.route: RouteReport | None = None
+        self.cause: _Cause | None = None
         self.task: asyncio.Task[None] | None = None
         #: The line has it.
         self.in_line = False
@@ -144,23 +144,19 @@ class _Run:
 
     async def completed(self, response: Response, attempt: int) -> None:
         assert self.asked is not None
-        if isinstance(response, ChatResponse):
-            response = self._named(response)
-        text = self._runner.formats[self.job.url].render(response, self.asked).decode("utf-8", "replace")
+        told = named(
+            response,
+            protocol=PROTOCOL_OF[self.job.url],
+            answer_id=self.job.job_id.hex,
+            model=None if self.route is None else self.route.model,
+        )
+        text = self._runner.formats[self.job.url].render(told, self.asked).decode("utf-8", "replace")
         self.answer = Answer(
             job_id=self.job.job_id, claims=self.job.claims, attempt=attempt, body=text.replace("\0", ""), status=200
         )
         # Where the store stays away the answer goes along with the job's end.
         with contextlib.suppress(StoreUnavailable):
             self.stored = await self._runner.answers.submit(self.answer)
-
-    def _named(self, response: ChatResponse) -> ChatResponse:
-        """With the id and the model that every client looks for, where its provider told none."""
-        return msgspec.structs.replace(
-            response,
-            response_id=response.response_id or self.job.job_id.hex,
-            served_model=response.served_model or (None if self.route is None else self.route.model),
-        )
 
 
 class Runner:

@@ -123,8 +123,6 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     always: tuple[str, ...]
     example: Mapping[str, Any]
     envelope: Callable[[ChatRequest], Envelope]
-    #: What the id of an answer begins with.
-    id_prefix: str
     #: The header in which its clients look for the id of a request.
     request_id: str
     #: A request header that its own clients alone send; empty where there is none.
@@ -145,7 +143,6 @@ CHAT_COMPLETIONS: Final = Api(
     example={"model": "gpt-4o", "messages": [{"role": "user", "content": "Say hello."}]},
     error=OpenAiErrorBody,
     envelope=chat_completions.envelope,
-    id_prefix="chatcmpl-",
     request_id="x-request-id",
     sentinel=b"data: [DONE]\n\n",
     usage_apart=True,
@@ -159,7 +156,6 @@ RESPONSES: Final = Api(
     example={"model": "gpt-4o", "input": "Say hello."},
     error=OpenAiErrorBody,
     envelope=responses.envelope,
-    id_prefix="resp_",
     request_id="x-request-id",
 )
 MESSAGES: Final = Api(
@@ -171,7 +167,6 @@ MESSAGES: Final = Api(
     example={"model": "claude-sonnet", "max_tokens": 256, "messages": [{"role": "user", "content": "Say hello."}]},
     error=AnthropicErrorBody,
     envelope=anthropic_messages.envelope,
-    id_prefix="msg_",
     request_id="request-id",
     mark="anthropic-version",
 )

@@ -18,14 +18,15 @@ import msgspec
 from aiohttp import web
 from typing_extensions import override
 
-from adapters.chat import ChatRequest, ChatResponse, Finished, UsageReport
+from adapters.chat import ChatRequest, Finished, UsageReport
 from adapters.contract import AnswerHead, StreamRenderer, relayed
 from adapters.errors import MalformedRequest
 from adapters.protocols.responses import kept
 from admission.lease import Waiting
 from gateway.answer import Ended, Item, Line, Silent
-from gateway.call import Call, Completion, Scope
+from gateway.call import Call, Scope
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest
+from gateway.naming import ID_PREFIXES, named
 from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
@@ -131,8 +132,15 @@ class Chat:
         if asked.stream:
             return await self._streamed(api, exchange, call, asked)
         completion = await self._line.complete(call)
+        route = completion.outcome.route
+        response = named(
+            completion.response,
+            protocol=api.protocol.name,
+            answer_id=exchange.request_id,
+            model=None if route is None else route.model,
+        )
         return web.Response(
-            body=api.protocol.render_response(_named(completion, api, exchange.request_id)),
+            body=api.protocol.render_response(response),
             headers={**answer_headers(exchange.request_id, api), **dict(attribution(completion.outcome))},
         )
 
@@ -233,7 +241,7 @@ class _Voice:
         route = self._progress.route
         return self._api.protocol.new_renderer(
             AnswerHead(
-                id=self._api.id_prefix + self._request_id,
+                id=ID_PREFIXES[self._api.protocol.name] + self._request_id,
                 model=self._asked if route is None else route.model,
                 created=int(time.time()),
                 include_usage=self._include_usage,
@@ -272,16 +280,6 @@ def parsed(parse: Callable[[bytes], _T], body: bytes) -> _T:
     except MalformedRequest as error:
         code = Code.INVALID_REQUEST if error.path else Code.INVALID_JSON
         raise InvalidRequest(error.reason, code=code, param=error.path or None) from error
-
-
-def _named(completion: Completion, api: Api, request_id: str) -> ChatResponse:
-    """The answer with the id and the model that every client looks for, where its provider told none."""
-    response, route = completion.response, completion.outcome.route
-    return msgspec.structs.replace(
-        response,
-        response_id=response.response_id or api.id_prefix + request_id,
-        served_model=response.served_model or (None if route is None else route.model),
-    )
 
 
 def named_model(model: str | None, *, role: str | None, deployment: str | None = None) -> str:

@@ -15,6 +15,7 @@ from adapters.protocols.chat_completions import ChatCompletions, embedding_envel
 from adapters.protocols.chat_completions.embeddings import EmbeddingAnswerOut, EmbeddingRequestIn
 from gateway.answer import EmbeddingLine
 from gateway.call import Call, Scope, size_of_embedding
+from gateway.naming import named
 from gateway.rest.apis import CHAT_COMPLETIONS, attribution
 from gateway.rest.chat import named_model, parsed
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
@@ -43,8 +44,11 @@ def routes(*, line: EmbeddingLine) -> list[Endpoint]:
                 embedding=request,
             )
         )
+        route = embedded.outcome.route
+        model = None if route is None else route.model
+        response = named(embedded.response, protocol=protocol.name, answer_id=exchange.request_id, model=model)
         return web.Response(
-            body=protocol.render_embedding_response(embedded.response, base64=asked.base64),
+            body=protocol.render_embedding_response(response, base64=asked.base64),
             headers={**answer_headers(exchange.request_id, api), **dict(attribution(embedded.outcome))},
         )
 

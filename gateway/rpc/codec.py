@@ -45,6 +45,7 @@ from adapters.chat import (
     ToolCallStart,
     ToolChoice,
 )
+from adapters.paths import Paths, Spot
 from admission.lease import Class, Waiting
 from gateway.answer import Ended
 from gateway.call import Completion, Options, Order, Resend, Unsupported
@@ -128,6 +129,8 @@ _FINISH: Final = {
 }
 _CACHES: Final = {"": None, "5m": "5m", "1h": "1h"}
 _DETAILS: Final = {"": None, "low": "low", "high": "high", "auto": "auto"}
+#: Where a thing of the canonical request stands in a `CompletionRequest`.
+_WORDS: Final = {name: (f"{{kind}}.{name}",) for name in ("detail", "filename", "url", "data", "media_type", "format")}
 _ROLES: Final = {role.value: role for role in Role}
 _OF_ASSISTANTS: Final = ("tool_calls", "refusal", "reasoning")
 _OF_TOOLS: Final = ("tool_call_id", "is_error")
@@ -200,8 +203,17 @@ def decode_request(request: pb.CompletionRequest) -> Asked:
         metadata=_metadata(request.metadata),
         end_user=_optional_identifier(request, "end_user"),
         extra=_extra(request),
+        paths=Paths(
+            messages=[_spot(f"messages[{at}]", message) for at, message in enumerate(request.messages)], words=_WORDS
+        ),
     )
     return Asked(model=model or "", chat=chat, options=options)
+
+
+def _spot(path: str, message: pb.Message) -> Spot:
+    if message.WhichOneof("content") == "text":
+        return Spot(path, [f"{path}.text"])
+    return Spot(path, [f"{path}.parts.parts[{at}]" for at in range(len(message.parts.parts))])
 
 
 def _refuse(path: str, reason: str) -> NoReturn:

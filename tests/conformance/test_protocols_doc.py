@@ -48,6 +48,13 @@ def _words_of_omit() -> Iterator[str]:
                 and node.comparators[0].attr == "omit"
             ):
                 yield str(node.left.value)
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "omits"
+                and isinstance(node.args[0], ast.Constant)
+            ):
+                yield str(node.args[0].value)
 
 
 def test_each_word_of_omit_has_its_meaning_in_the_table_and_there_is_no_other() -> None:

@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from typing import Any
 
+import msgspec
+
 from adapters.chat import ChatResponse, Choice, StopReason
 from adapters.contract import EmbeddingResponse
 from gateway.answer import SILENT, Item, Observer
@@ -64,7 +66,8 @@ def outcome(
 
 class FakeLine:
     """
-    Models: "ok", "wait" (sent, then until `gate` opens), "queue" (not sent, until `gate` opens), "busy" (refused until
+    Models: "ok", "nameless" (its answers have no id and no model),
+    "wait" (sent, then until `gate` opens), "queue" (not sent, until `gate` opens), "busy" (refused until
     `free` is set), "flaky" (fails the first run), "down" (always fails), "uncertain", "rejected", "fault".
     """
 
@@ -139,6 +142,8 @@ class FakeLine:
             case _:
                 pass
         answer = response()
+        if call.model == "nameless":
+            answer = msgspec.structs.replace(answer, response_id=None, served_model=None)
         await observer.completed(answer, attempt)
         if self.pause_before_settlement is not None:
             await self.pause_before_settlement.wait()

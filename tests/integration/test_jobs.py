@@ -22,9 +22,10 @@ from admission.lease import new_id
 from gateway.call import Scope
 from gateway.database import open_connection
 from gateway.jobs import store as statements
-from gateway.jobs.formats import formats
+from gateway.jobs.formats import PROTOCOL_OF, formats
 from gateway.jobs.model import SUCCEEDED, TRANSITIONS, End, GiveBack, Status, Wait
 from gateway.jobs.store import Answer, Ending, Filter, Intent
+from gateway.naming import ID_PREFIXES
 from gateway.outcome import Outcome
 from tests.fakes.job_line import FakeLine, response, vectors
 from tests.fakes.job_world import World, line, own_database, until, world_on
@@ -87,6 +88,18 @@ async def test_a_job_is_answered_in_the_format_that_it_was_asked_in(
     answer = json.loads(row["result"])
     assert answer[named[0]] == named[1]
     assert "hello" in row["result"]
+
+
+@pytest.mark.parametrize(("path", "body", "named"), ANSWERED, ids=[path for path, _, _ in ANSWERED])
+async def test_an_answer_without_an_id_and_a_model_gets_both(
+    world: World, path: str, body: dict[str, Any], named: tuple[str, str]
+) -> None:
+    job_id = await world.one(url=path, body={"model": "nameless", **body})
+    async with world.runner():
+        (row,) = await world.ended(job_id)
+    answer = json.loads(row["result"])
+    assert answer["id"] == ID_PREFIXES[PROTOCOL_OF[path]] + job_id.hex, named
+    assert answer["model"] == "fake-1"
 
 
 @pytest.mark.parametrize(("wanted", "kind"), [("float", list), ("base64", str)])

@@ -29,6 +29,7 @@ from adapters.chat import (
     ToolChoice,
 )
 from adapters.errors import MalformedRequest
+from adapters.paths import Paths, Spot, Words
 from adapters.protocols.anthropic_messages import schema
 from adapters.protocols.anthropic_messages.answers import NAME
 
@@ -38,6 +39,26 @@ _IMAGES = frozenset({"base64", "url"})
 _DOCUMENTS = frozenset({"base64", "url", "text", "file"})
 #: What a tool may hold and the canonical form carries.
 _TOOL_FIELDS = frozenset(field.name for field in msgspec.structs.fields(schema.ToolIn))
+
+#: Canonical names to those of this format.
+WORDS: Words = {
+    "max_output_tokens": ("max_tokens",),
+    "stop": ("stop_sequences",),
+    "end_user": ("metadata.user_id",),
+    "metadata": (),
+    "parallel_tool_calls": ("tool_choice.disable_parallel_tool_use",),
+    "response_format": ("output_config.format", "output_format"),
+    "response_format.schema": ("output_config.format.schema", "output_format.schema"),
+    "reasoning_effort": ("output_config.effort", "thinking"),
+    "reasoning_budget_tokens": ("thinking.budget_tokens", "thinking"),
+    "cache": ("cache_control",),
+    "filename": ("title",),
+    "url": ("source.url",),
+    "data": ("source.data",),
+    "media_type": ("source.media_type",),
+    "arguments": ("input",),
+    "tool_call_id": ("tool_use_id",),
+}
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -52,11 +73,13 @@ def parse_request(body: bytes) -> ChatRequest:
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
     messages: list[Message] = []
+    spots: list[Spot] = []
     if wire.system:
         content = (Text(text=wire.system),) if isinstance(wire.system, str) else _texts(wire.system, "system", unmapped)
         messages.append(Message(role=Role.SYSTEM, content=content))
+        spots.append(_spot("system", "system", wire.system))
     for i, message in enumerate(wire.messages):
-        messages += _message(message, f"messages[{i}]", unmapped)
+        messages += _message(message, f"messages[{i}]", unmapped, spots)
     tools = [_tool(raw, f"tools[{i}]", unmapped) for i, raw in enumerate(wire.tools or ())]
     if wire.metadata is not None:
         _keep_unmapped(fields["metadata"], {"user_id"}, "metadata", unmapped)
@@ -81,7 +104,15 @@ def parse_request(body: bytes) -> ChatRequest:
         service_tier="default" if wire.service_tier == "standard_only" else wire.service_tier,
         end_user=wire.metadata.user_id if wire.metadata else None,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(dict.fromkeys(unmapped))),
+        paths=Paths(
+            messages=spots, tools=[f"tools[{i}]" for i, tool in enumerate(tools) if tool is not None], words=WORDS
+        ),
     )
+
+
+def _spot(at: str, content: str, told: str | tuple[msgspec.Raw, ...]) -> Spot:
+    """Of a message that has all parts of what it was read from."""
+    return Spot(at, [content] if isinstance(told, str) else [f"{content}[{j}]" for j in range(len(told))])
 
 
 def _keep_unmapped(raw: msgspec.Raw, known: Iterable[str], path: str, unmapped: list[str]) -> None:
@@ -104,22 +135,24 @@ def _texts(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str]) -> tup
     return tuple(parts)
 
 
-def _note_citations(raw: msgspec.Raw, unmapped: list[str]) -> None:
+def _note_citations(raw: msgspec.Raw, path: str, unmapped: list[str]) -> None:
     if (known := given(raw)) is not None and bytes(known).replace(b" ", b"") != b"[]":
-        unmapped.append("messages.citations")
+        unmapped.append(f"{path}.citations")
 
 
-def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> list[Message]:
+def _message(wire: schema.MessageIn, path: str, unmapped: list[str], spots: list[Spot]) -> list[Message]:
     if isinstance(wire.content, str):
         content: tuple[Part, ...] = (Text(text=wire.content),) if wire.content else ()
+        spots.append(_spot(path, f"{path}.content", wire.content))
         return [Message(role=Role(wire.role), content=content)]
     match wire.role:
         case "system":
+            spots.append(_spot(path, f"{path}.content", wire.content))
             return [Message(role=Role.SYSTEM, content=_texts(wire.content, f"{path}.content", unmapped))]
         case "assistant":
-            return [_assistant(wire.content, path, unmapped)]
+            return [_assistant(wire.content, path, unmapped, spots)]
         case "user":
-            return _user(wire.content, path, unmapped)
+            return _user(wire.content, path, unmapped, spots)
 
 
 def _block(raw: msgspec.Raw, path: str) -> schema.BlockIn | None:
@@ -137,8 +170,11 @@ def _block(raw: msgspec.Raw, path: str) -> schema.BlockIn | None:
     return None
 
 
-def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str]) -> Message:
+def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str], spots: list[Spot]) -> Message:
     parts: list[Part] = []
+    said: list[str] = []
+    called: list[str] = []
+    thought: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[Reasoning] = []
     for j, raw in enumerate(raws):
@@ -146,17 +182,22 @@ def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str]) ->
         block = _block(raw, at)
         match block:
             case schema.BlockIn(type="thinking"):
+                thought.append(at)
                 thoughts.append(
                     Reasoning(text=_needed(block.thinking, f"{at}.thinking"), signature=block.signature or None)
                 )
             case schema.BlockIn(type="redacted_thinking"):
+                thought.append(at)
                 thoughts.append(Reasoning(signature=_needed(block.data, f"{at}.data"), redacted=True))
             case schema.BlockIn(type="tool_use"):
                 if block.cache_control is not None:
-                    unmapped.append("messages.cache")
+                    unmapped.append(f"{at}.cache_control")
+                called.append(at)
                 calls.append(_tool_use(block, at))
             case _:
+                said.append(at)
                 parts.append(_part(raw, block, at, unmapped))
+    spots.append(Spot(path, said, called, thought))
     return Message(role=Role.ASSISTANT, content=tuple(parts), tool_calls=tuple(calls), reasoning=tuple(thoughts))
 
 
@@ -177,30 +218,36 @@ def _needed(value: str | None, path: str) -> str:
     return value
 
 
-def _user(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str]) -> list[Message]:
+def _user(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str], spots: list[Spot]) -> list[Message]:
     """Each tool result is a message of its own in the canonical form, in the order of the blocks."""
     messages: list[Message] = []
     parts: list[Part] = []
+    said: list[str] = []
     for j, raw in enumerate(raws):
         at = f"{path}.content[{j}]"
         block = _block(raw, at)
         if block is None or block.type != "tool_result":
+            said.append(at)
             parts.append(_part(raw, block, at, unmapped))
             continue
         if parts:
             messages.append(Message(role=Role.USER, content=tuple(parts)))
-            parts = []
-        messages.append(_tool_result(block, at, unmapped))
+            spots.append(Spot(path, said))
+            parts, said = [], []
+        messages.append(_tool_result(block, at, unmapped, spots))
     if parts or not messages:
         messages.append(Message(role=Role.USER, content=tuple(parts)))
+        spots.append(Spot(path, said))
     return messages
 
 
-def _tool_result(block: schema.BlockIn, path: str, unmapped: list[str]) -> Message:
+def _tool_result(block: schema.BlockIn, path: str, unmapped: list[str], spots: list[Spot]) -> Message:
     content = given(block.content)
     parts: list[Part] = []
+    spot = Spot(path)
     if content is not None:
         inner = typed(content, str | tuple[msgspec.Raw, ...], f"{path}.content")  # type: ignore[arg-type]
+        spot = _spot(path, f"{path}.content", inner)
         if isinstance(inner, str):
             parts = [Text(text=inner)] if inner else []
         else:
@@ -209,6 +256,9 @@ def _tool_result(block: schema.BlockIn, path: str, unmapped: list[str]) -> Messa
                 parts.append(_part(raw, _block(raw, at), at, unmapped))
     if (cache := _ttl(block.cache_control)) is not None:
         parts = _cached(parts, cache)
+        # The boundary stands beside the parts.
+        spot = Spot(path, [*spot.content[:-1], path])
+    spots.append(spot)
     return Message(
         role=Role.TOOL,
         content=tuple(parts),
@@ -230,7 +280,7 @@ def _cached(parts: list[Part], cache: str) -> list[Part]:
 def _part(raw: msgspec.Raw, block: schema.BlockIn | None, path: str, unmapped: list[str]) -> Part:
     match block:
         case schema.BlockIn(type="text"):
-            _note_citations(block.citations, unmapped)
+            _note_citations(block.citations, path, unmapped)
             return Text(text=_needed(block.text, f"{path}.text"), cache=_ttl(block.cache_control))
         case schema.BlockIn(type="image" | "document", source=None):
             raise MalformedRequest(f"{path}.source", "is required")

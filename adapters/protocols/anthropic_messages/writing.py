@@ -28,7 +28,6 @@ import msgspec
 from adapters.body import given
 from adapters.chat import (
     Audio,
-    ChatRequest,
     Document,
     Image,
     Message,
@@ -41,10 +40,10 @@ from adapters.chat import (
     ToolChoice,
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
-from adapters.errors import RequestNotExpressible
 from adapters.protocols.anthropic_messages.answers import NAME, object_of
+from adapters.protocols.anthropic_messages.requests import WORDS
 from adapters.reasoning import budget_of, effort_of
-from adapters.sending import add_extra, described_schema, post
+from adapters.sending import Sending
 
 _PATH = "/messages"
 _COUNT_PATH = "/messages/count_tokens"
@@ -70,14 +69,12 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
-    fields, dropped = _rendered(call)
+    sending = Sending(call, NAME, WORDS)
+    fields = _rendered(call, sending)
     if stream:
         fields["stream"] = True
-    for name in sorted(call.endpoint.omit & fields.keys()):
-        del fields[name]
-        dropped.append(name)
-    fields.update(call.endpoint.force)
-    return _http(_PATH, fields, dropped, call.endpoint, stream=stream)
+    sending.as_profiled(fields)
+    return _http(_PATH, fields, sending, stream=stream)
 
 
 def render_count(call: UpstreamCall) -> HttpRequest:
@@ -85,42 +82,42 @@ def render_count(call: UpstreamCall) -> HttpRequest:
     How many input tokens the request has, asked of the provider, for nothing. Raises `RequestNotExpressible`.
     https://platform.claude.com/docs/en/api/messages-count-tokens
     """
-    fields, dropped = _rendered(call)
-    fields = {name: value for name, value in fields.items() if name in _COUNTED}
-    for name in sorted(call.endpoint.omit & fields.keys()):
-        del fields[name]
-        dropped.append(name)
-    return _http(_COUNT_PATH, fields, dropped, call.endpoint, stream=False)
+    sending = Sending(call, NAME, WORDS)
+    fields = _counted(_rendered(call, sending))
+    sending.as_profiled(fields)
+    return _http(_COUNT_PATH, _counted(fields), sending, stream=False)
 
 
-def _http(path: str, fields: dict[str, Any], dropped: list[str], endpoint: Endpoint, *, stream: bool) -> HttpRequest:
-    told = any(name.lower() == "anthropic-version" for name in endpoint.headers)
-    headers = {} if told else {"anthropic-version": _VERSION}
-    return post(path, fields, list(dict.fromkeys(dropped)), stream=stream, headers=headers)
+def _counted(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name in _COUNTED}
 
 
-def _rendered(call: UpstreamCall) -> tuple[dict[str, Any], list[str]]:
+def _http(path: str, fields: dict[str, Any], sending: Sending, *, stream: bool) -> HttpRequest:
+    told = any(name.lower() == "anthropic-version" for name in sending.endpoint.headers)
+    return sending.post(path, fields, stream=stream, headers={} if told else {"anthropic-version": _VERSION})
+
+
+def _rendered(call: UpstreamCall, sending: Sending) -> dict[str, Any]:
     native = call.request.native
-    dropped: list[str] = []
     fields: dict[str, Any]
     if native is not None and native.protocol == NAME:
         fields = dict(native.fields)
         fields.pop("stream", None)
         if call.endpoint.reasoning == "off":
-            _switch_off(fields, dropped)
+            _switch_off(fields, sending)
         if "max_tokens" not in fields or bytes(fields["max_tokens"]) == b"null":
             budget = call.request.reasoning_budget_tokens or 0
             fields["max_tokens"] = _default_max_tokens(call.endpoint) + budget
     else:
-        fields = _Rendering(call.request, call.endpoint, dropped).fields()
-    return {"model": call.model, **{name: value for name, value in fields.items() if name != "model"}}, dropped
+        fields = _Rendering(call, sending).fields()
+    return {"model": call.model, **{name: value for name, value in fields.items() if name != "model"}}
 
 
-def _switch_off(fields: dict[str, Any], dropped: list[str]) -> None:
+def _switch_off(fields: dict[str, Any], sending: Sending) -> None:
     """The profile asks for no reasoning: what a request of this protocol says of it."""
     thinking = given(fields["thinking"]) if "thinking" in fields else None
     if thinking is not None and _fields.decode(thinking).get("type") != msgspec.Raw(b'"disabled"'):
-        dropped.append("thinking")
+        sending.drop_own("thinking")
     fields["thinking"] = {"type": "disabled"}
 
 
@@ -128,48 +125,38 @@ def _default_max_tokens(endpoint: Endpoint) -> int:
     return endpoint.default_max_tokens if endpoint.default_max_tokens is not None else DEFAULT_MAX_TOKENS
 
 
-#: Canonical fields this API has no word for, and the values with which nothing is asked.
-_UNSAYABLE: dict[str, tuple[Any, ...]] = {
-    "seed": (None,),
-    "n": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logprobs": (None, False),
-    "top_logprobs": (None, 0),
-    "logit_bias": (None, {}),
-    "verbosity": (None,),
-    "prompt_cache_key": (None,),
-    # The provider keeps nothing that could be asked for again, so that "do not" is what it does.
-    "store": (None, False),
-    "metadata": (None, {}),
-}
+#: Canonical fields this API has no word for.
+_UNSAYABLE = (
+    "seed",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "verbosity",
+    "prompt_cache_key",
+    "store",
+    "metadata",
+)
 _TIERS = {"auto": "auto", "default": "standard_only", "standard_only": "standard_only"}
 
 
 class _Rendering:
     """One request from its canonical form. What an endpoint's `omit` names is dropped and noted, all else refused."""
 
-    def __init__(self, request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> None:
-        self._request = request
-        self._endpoint = endpoint
-        self._dropped = dropped
-
-    def _refuse(self, setting: str, path: str, reason: str) -> None:
-        """Raises `RequestNotExpressible`, unless `omit` names the setting."""
-        if setting not in self._endpoint.omit:
-            raise RequestNotExpressible(path, reason)
-        self._dropped.append(path)
+    def __init__(self, call: UpstreamCall, sending: Sending) -> None:
+        self._request = call.request
+        self._endpoint = call.endpoint
+        self._sending = sending
 
     def fields(self) -> dict[str, Any]:
         request = self._request
-        for path in request.native.unmapped if request.native is not None else ():
-            self._refuse(path, path, f"{NAME} has no such field")
-        for name, harmless in _UNSAYABLE.items():
-            if getattr(request, name) not in harmless:
-                self._refuse(name, name, f"{NAME} has no such field")
+        self._sending.refuse_unmapped()
+        self._sending.refuse_unknown(_UNSAYABLE)
         temperature = request.temperature
         if temperature is not None and not 0 <= temperature <= 1:
-            self._refuse("temperature", "temperature", f"{NAME} takes 0 to 1")
+            self._sending.refuse("temperature", "takes 0 to 1")
             temperature = None
         system, messages = self._messages()
         thinking, effort, limit = self._reasoning()
@@ -178,7 +165,7 @@ class _Rendering:
             "max_tokens": limit,
             "system": system,
             "messages": messages,
-            "tools": [_render_tool(tool, self._endpoint, self._dropped) for tool in request.tools] or None,
+            "tools": [_render_tool(tool, f"tools[{i}]", self._sending) for i, tool in enumerate(request.tools)] or None,
             "tool_choice": self._tool_choice(),
             "thinking": thinking,
             "output_config": {name: value for name, value in output.items() if value is not None} or None,
@@ -190,7 +177,7 @@ class _Rendering:
             "metadata": {"user_id": request.end_user} if request.end_user is not None else None,
         }
         fields = {name: value for name, value in rendered.items() if value is not None}
-        add_extra(fields, request, _ENVELOPE)
+        self._sending.add_extra(fields, _ENVELOPE)
         return fields
 
     # ---------------------------------------------------------- conversation
@@ -202,7 +189,7 @@ class _Rendering:
         for i, message in enumerate(self._request.messages):
             path = f"messages[{i}]"
             if message.name is not None and message.role is not Role.TOOL:  # a result's is the call's
-                self._refuse("messages.name", f"{path}.name", f"{NAME} knows no names of speakers")
+                self._sending.refuse(f"{path}.name", "knows no names of speakers", "messages.name")
             blocks = self._blocks(message, path)
             if message.role in {Role.SYSTEM, Role.DEVELOPER}:
                 if not turns:
@@ -220,14 +207,14 @@ class _Rendering:
         messages: list[dict[str, Any]] = []
         for number, (role, i, blocks) in enumerate(turns):
             if role == "system" and ("messages.place" in self._endpoint.omit or not _may_stand(turns, number)):
-                self._refuse("messages.place", f"messages[{i}]", f"{NAME} takes no system message in this place")
+                self._sending.refuse(f"messages[{i}]", "takes no system message in this place", "messages.place")
                 system += blocks
             elif messages and messages[-1]["role"] == role:
                 messages[-1]["content"].extend(blocks)
             else:
                 messages.append({"role": role, "content": blocks})
         if not messages:
-            raise RequestNotExpressible("messages", f"{NAME} needs a message that is not the system's")
+            raise self._sending.refusal("messages", f"{NAME} needs a message that is not the system's")
         for turn in messages:
             turn["content"] = _plain(turn["content"])
         return (_plain(system) if system else None), messages
@@ -238,8 +225,8 @@ class _Rendering:
         content = [self._part(part, f"{path}.content[{j}]") for j, part in enumerate(message.content)]
         if message.role is Role.TOOL:
             return [self._result(message, content, path)]
-        if message.role is not Role.USER and not all(isinstance(part, Text | Opaque) for part in message.content):
-            raise RequestNotExpressible(f"{path}.content", f"{NAME} takes only text from {message.role}")
+        if message.role is not Role.USER:
+            self._sending.refuse_all_but_text(message, path)
         blocks += [
             block
             for part, block in zip(message.content, content, strict=True)
@@ -252,21 +239,24 @@ class _Rendering:
     def _thoughts(self, message: Message, path: str) -> list[Any]:
         if not message.reasoning:
             return []
-        if "messages.reasoning" in self._endpoint.omit:
-            self._dropped.append(f"{path}.reasoning")
+        if self._sending.omits("messages.reasoning"):
+            for j in range(len(message.reasoning)):
+                self._sending.drop(f"{path}.reasoning[{j}]")
             return []
-        if any(thought.signature is None for thought in message.reasoning):
-            raise RequestNotExpressible(f"{path}.reasoning", f"{NAME} takes only reasoning that it has signed")
-        return [
-            {"type": "redacted_thinking", "data": thought.signature}
-            if thought.redacted
-            else {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
-            for thought in message.reasoning
-        ]
+        told = []
+        for j, thought in enumerate(message.reasoning):
+            if thought.signature is None:
+                reason = "takes only reasoning that it has signed"
+                self._sending.refuse(f"{path}.reasoning[{j}]", reason, "messages.reasoning")
+            elif thought.redacted:
+                told.append({"type": "redacted_thinking", "data": thought.signature})
+            else:
+                told.append({"type": "thinking", "thinking": thought.text, "signature": thought.signature})
+        return told
 
     def _result(self, message: Message, content: list[Any], path: str) -> dict[str, Any]:
         if message.tool_call_id is None:
-            raise RequestNotExpressible(f"{path}.tool_call_id", "a result names its call")
+            raise self._sending.refusal(f"{path}.tool_call_id", "a result names its call")
         result: dict[str, Any] = {"type": "tool_result", "tool_use_id": message.tool_call_id}
         if len(content) == 1 and isinstance(message.content[0], Text):
             # A boundary after the one text is one after the result; an empty text may have none of its own.
@@ -276,8 +266,8 @@ class _Rendering:
         elif content:
             result["content"] = content
         if message.is_error:
-            if "messages.is_error" in self._endpoint.omit:
-                self._dropped.append(f"{path}.is_error")
+            if self._sending.omits("messages.is_error"):
+                self._sending.drop(f"{path}.is_error")
             else:
                 result["is_error"] = True
         return result
@@ -285,10 +275,10 @@ class _Rendering:
     def _call(self, call: ToolCall, path: str) -> dict[str, Any]:
         arguments = object_of(call.arguments)
         if arguments is None:
-            raise RequestNotExpressible(f"{path}.arguments", f"{NAME} takes arguments that are a JSON object")
+            raise self._sending.refusal(f"{path}.arguments", f"{NAME} takes arguments that are a JSON object")
         if call.signature is not None:
             # A proof for its own provider, and no other one misses it.
-            self._dropped.append(f"{path}.signature")
+            self._sending.drop(f"{path}.signature")
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 
     def _part(self, part: Part, path: str) -> Any:
@@ -298,26 +288,26 @@ class _Rendering:
             case Image():
                 block = {"type": "image", "source": self._image_source(part, path)}
             case Document():
-                block = {"type": "document", "source": _document_source(part, path)}
+                block = {"type": "document", "source": _document_source(part, path, self._sending)}
                 if part.filename is not None:
                     block["title"] = part.filename
             case Audio():
-                raise RequestNotExpressible(path, f"{NAME} takes no audio")
+                raise self._sending.refusal(path, f"{NAME} takes no audio")
             case Opaque():
                 if part.protocol != NAME:
-                    raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                    raise self._sending.refusal(path, f"a part that only {part.protocol} knows")
                 return part.raw
             case _:
                 assert_never(part)
-        return block | _boundary(part.cache, f"{path}.cache", self._endpoint, self._dropped)
+        return block | _boundary(part.cache, f"{path}.cache", self._sending)
 
     def _image_source(self, image: Image, path: str) -> dict[str, str]:
         if image.detail not in {None, "auto"}:
-            self._refuse("messages.detail", f"{path}.detail", f"{NAME} has no grades of detail")
+            self._sending.refuse(f"{path}.detail", "has no grades of detail", "messages.detail")
         if image.url is not None:
             return {"type": "url", "url": image.url}
         if image.media_type is None:
-            raise RequestNotExpressible(f"{path}.media_type", f"{NAME} must be told what kind of image it is")
+            raise self._sending.refusal(f"{path}.media_type", f"{NAME} must be told what kind of image it is")
         return _base64(image.media_type, image.data or b"")
 
     # ------------------------------------------------------------ parameters
@@ -329,15 +319,15 @@ class _Rendering:
         effort, budget = request.reasoning_effort, request.reasoning_budget_tokens
         if mode == "off":
             if effort not in {None, "none"}:
-                self._dropped.append("reasoning_effort")
+                self._sending.drop("reasoning_effort")
             if budget:
-                self._dropped.append("reasoning_budget_tokens")
+                self._sending.drop("reasoning_budget_tokens")
             effort, budget = None, 0
         if effort == "none":
             effort, budget = None, budget or 0
         if effort is not None and budget and mode in {"effort", "budget"}:
             # One wish in two forms, of which the provider takes one.
-            self._dropped.append("reasoning_budget_tokens" if mode == "effort" else "reasoning_effort")
+            self._sending.drop("reasoning_budget_tokens" if mode == "effort" else "reasoning_effort")
             effort, budget = (effort, None) if mode == "effort" else (None, budget)
         if mode == "effort" and budget:
             effort, budget = effort_of(budget), None
@@ -355,7 +345,8 @@ class _Rendering:
         if limit is None:
             limit = default + budget
         if not _LEAST_BUDGET <= budget < limit:
-            raise RequestNotExpressible(path, f"{NAME} takes a budget of at least {_LEAST_BUDGET}, below max_tokens")
+            self._sending.refuse(path, f"takes a budget of at least {_LEAST_BUDGET}, below max_tokens")
+            return None, effort, limit
         return {"type": "enabled", "budget_tokens": budget}, effort, limit
 
     def _format(self) -> dict[str, Any] | None:
@@ -364,12 +355,12 @@ class _Rendering:
         if wanted is None or wanted.kind == "text":
             return None
         if wanted.kind != "json_schema" or wanted.schema is None:
-            self._refuse("response_format", "response_format", f"{NAME} takes a JSON schema, and no JSON without one")
+            self._sending.refuse("response_format", "takes a JSON schema, and no JSON without one")
             return None
-        if "response_format" in self._endpoint.omit:
-            self._dropped.append("response_format")
+        if self._sending.omits("response_format"):
+            self._sending.drop("response_format")
             return None
-        return {"type": "json_schema", "schema": described_schema(wanted)}
+        return {"type": "json_schema", "schema": self._sending.described_schema(wanted)}
 
     def _tool_choice(self) -> dict[str, Any] | None:
         choice, parallel = self._request.tool_choice, self._request.parallel_tool_calls
@@ -393,7 +384,7 @@ class _Rendering:
         if asked is None:
             return None
         if asked not in _TIERS:
-            self._refuse("service_tier", "service_tier", f"{NAME} takes auto and default")
+            self._sending.refuse("service_tier", "takes auto and default")
         return _TIERS.get(asked)
 
 
@@ -411,11 +402,11 @@ def _plain(blocks: list[Any]) -> str | list[Any]:
             return blocks
 
 
-def _boundary(cache: str | None, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+def _boundary(cache: str | None, path: str, sending: Sending) -> dict[str, Any]:
     if cache is None:
         return {}
-    if "messages.cache" in endpoint.omit:
-        dropped.append(path)
+    if sending.omits("messages.cache"):
+        sending.drop(path)
         return {}
     return {"cache_control": {"type": "ephemeral"} if cache == "5m" else {"type": "ephemeral", "ttl": cache}}
 
@@ -424,7 +415,7 @@ def _base64(media_type: str, data: bytes) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": base64.b64encode(data).decode()}
 
 
-def _document_source(part: Document, path: str) -> dict[str, str]:
+def _document_source(part: Document, path: str, sending: Sending) -> dict[str, str]:
     if part.file_id is not None:
         return {"type": "file", "file_id": part.file_id}
     if part.url is not None:
@@ -438,11 +429,11 @@ def _document_source(part: Document, path: str) -> dict[str, str]:
         try:
             return {"type": "text", "media_type": "text/plain", "data": data.decode()}
         except UnicodeDecodeError as error:
-            raise RequestNotExpressible(f"{path}.data", f"{NAME} takes text in UTF-8") from error
-    raise RequestNotExpressible(f"{path}.media_type", f"{NAME} takes a document as PDF or text")
+            raise sending.refusal(f"{path}.data", f"{NAME} takes text in UTF-8") from error
+    raise sending.refusal(f"{path}.media_type", f"{NAME} takes a document as PDF or text")
 
 
-def _render_tool(tool: Tool, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+def _render_tool(tool: Tool, path: str, sending: Sending) -> dict[str, Any]:
     parameters = tool.parameters
     empty = parameters is None or bytes(parameters).replace(b" ", b"") == b"{}"
     rendered = {
@@ -453,4 +444,4 @@ def _render_tool(tool: Tool, endpoint: Endpoint, dropped: list[str]) -> dict[str
         "strict": tool.strict,
     }
     known = {name: value for name, value in rendered.items() if value is not None}
-    return known | _boundary(tool.cache, f"tools.{tool.name}.cache", endpoint, dropped)
+    return known | _boundary(tool.cache, f"{path}.cache", sending)

@@ -21,11 +21,12 @@ from adapters.body import ABSENT, Wire, read_fields, typed
 from adapters.chat import NativeRequest
 from adapters.classify import request_id
 from adapters.contract import EmbeddingCall, EmbeddingRequest, EmbeddingResponse, HttpRequest
-from adapters.errors import Broken, MalformedRequest, RequestNotExpressible
+from adapters.errors import Broken, MalformedRequest
+from adapters.paths import Paths, Words
 from adapters.protocols.chat_completions import answers, failures
 from adapters.protocols.chat_completions.answers import NAME
 from adapters.protocols.chat_completions.schema import Count, Name, UsageOut
-from adapters.sending import omit, post
+from adapters.sending import Sending
 from metering.usage import NOTHING, Usage
 
 _PATH = "/embeddings"
@@ -70,6 +71,9 @@ _answer = msgspec.json.Decoder(EmbeddingAnswerOut)
 _usage = msgspec.json.Decoder(UsageOut | None)
 _shapes = msgspec.json.Decoder(_Shapes)
 
+#: Canonical names to those of this format.
+_WORDS: Words = {"inputs": ("input",), "purpose": ("input_type",), "end_user": ("user",)}
+_PATHS = Paths(words=_WORDS)
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(EmbeddingRequestIn))
 
 
@@ -101,6 +105,7 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         native=NativeRequest(
             protocol=NAME, fields=fields, unmapped=tuple(name for name in fields if name not in _MAPPED)
         ),
+        paths=_PATHS,
     )
 
 
@@ -123,17 +128,14 @@ def _inputs(raw: msgspec.Raw) -> tuple[str | tuple[int, ...], ...]:
 
 def render_request(call: EmbeddingCall) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol has no word for."""
-    endpoint, request = call.endpoint, call.request
+    request = call.request
     native = request.native
-    dropped: list[str] = []
+    sending = Sending(call, NAME, _WORDS)
     fields: dict[str, Any]
     if native is not None and native.protocol == NAME:
         fields = dict(native.fields)
     else:
-        for path in native.unmapped if native is not None else ():
-            if path not in endpoint.omit:
-                raise RequestNotExpressible(path, f"{NAME} has no such field")
-            dropped.append(path)
+        sending.refuse_unmapped()
         fields = {
             "input": request.inputs if len(request.inputs) > 1 else request.inputs[0],
             "dimensions": request.dimensions,
@@ -141,10 +143,9 @@ def render_request(call: EmbeddingCall) -> HttpRequest:
             "user": request.end_user,
         }
         fields = {name: value for name, value in fields.items() if value is not None}
-    omit(fields, endpoint, dropped)
     fields["model"] = call.model
-    fields.update(endpoint.force)
-    return post(_PATH, fields, dropped, stream=False)
+    sending.as_profiled(fields)
+    return sending.post(_PATH, fields, stream=False)
 
 
 def parse_response(headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:

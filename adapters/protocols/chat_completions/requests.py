@@ -34,11 +34,12 @@ from adapters.chat import (
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.envelope import Envelope
 from adapters.envelope import envelope as envelope_of
-from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.errors import MalformedRequest
+from adapters.paths import Paths, Spot, Words
 from adapters.protocols.chat_completions import answers, schema
 from adapters.protocols.chat_completions.answers import NAME
 from adapters.reasoning import budget_of, effort_of
-from adapters.sending import add_extra, failure_told, omit, post
+from adapters.sending import Sending
 
 _PATH = "/chat/completions"
 
@@ -63,6 +64,29 @@ _REASONING_FIELDS = frozenset(
 #: The same of a message: what was thought.
 _REASONING_MARKS = frozenset({"reasoning_content", "reasoning", "reasoning_details"})
 
+#: Canonical names to those of this format.
+WORDS: Words = {
+    "max_output_tokens": ("max_completion_tokens", "max_tokens"),
+    "end_user": ("user",),
+    "reasoning_effort": ("reasoning_effort", "reasoning.effort"),
+    "reasoning_budget_tokens": ("reasoning.max_tokens", "thinking_budget"),
+    "tool_choice": ("tool_choice", "function_call"),
+    "response_format.schema": ("response_format.json_schema.schema",),
+    "response_format.description": ("response_format.json_schema.description",),
+    "cache": ("cache_control", "function.cache_control"),
+    "detail": ("image_url.detail",),
+    "url": ("image_url.url",),
+    "filename": ("file.filename",),
+    "data": ("file.file_data", "input_audio.data"),
+    "media_type": ("file.file_data", "image_url.url"),
+    "reasoning": ("reasoning_content", "reasoning", "reasoning_details", "content"),
+    "signature": ("extra_content",),
+    "arguments": ("function.arguments", "arguments"),
+    "strict": ("function.strict", "strict"),
+    "refusal": ("refusal", "content"),
+    "tool_call_id": ("tool_call_id", "name"),
+}
+
 _items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
 
 
@@ -84,12 +108,14 @@ def parse_request(body: bytes) -> ChatRequest:
     unmapped = [name for name in fields if name not in _MAPPED]
     _note_unread(fields, unmapped)
     effort, budget = _reasoning_wanted(wire, unmapped)
-    tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
-    tools += [_function(function) for function in wire.functions or ()]
+    spots: list[Spot] = []
+    messages = tuple(_message(message, f"messages[{i}]", unmapped, spots) for i, message in enumerate(wire.messages))
+    tools = [(f"tools[{i}]", _tool(tool, f"tools[{i}]", unmapped)) for i, tool in enumerate(wire.tools or ())]
+    tools += [(f"functions[{i}]", _function(function)) for i, function in enumerate(wire.functions or ())]
     limit = wire.max_completion_tokens if wire.max_completion_tokens is not None else wire.max_tokens
     return ChatRequest(
-        messages=tuple(_message(message, f"messages[{i}]", unmapped) for i, message in enumerate(wire.messages)),
-        tools=tuple(tool for tool in tools if tool is not None),
+        messages=messages,
+        tools=tuple(tool for _, tool in tools if tool is not None),
         tool_choice=_tool_choice(wire, unmapped),
         parallel_tool_calls=wire.parallel_tool_calls,
         response_format=_response_format(wire.response_format, unmapped),
@@ -114,6 +140,7 @@ def parse_request(body: bytes) -> ChatRequest:
         metadata=wire.metadata,
         end_user=wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
+        paths=Paths(messages=spots, tools=[at for at, tool in tools if tool is not None], words=WORDS),
     )
 
 
@@ -148,13 +175,16 @@ def _reasoning_wanted(wire: schema.RequestIn, unmapped: list[str]) -> tuple[str 
     return wire.reasoning_effort or effort, budget
 
 
-def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
+def _message(wire: schema.MessageIn, path: str, unmapped: list[str], spots: list[Spot]) -> Message:
     thoughts = _thoughts(wire, path, unmapped)
     calls = []
+    called: list[str] = []
+    places: list[str] = []
     for i, call in enumerate(wire.tool_calls or ()):
         if call.function is None:
             unmapped.append(f"{path}.tool_calls[{i}]")
         else:
+            called.append(f"{path}.tool_calls[{i}]")
             calls.append(
                 ToolCall(
                     id=call.id or "",
@@ -166,6 +196,7 @@ def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
     call_id = wire.tool_call_id
     if wire.function_call is not None:
         # The older form has one call and no ids: its name pairs it with its result.
+        called.append(f"{path}.function_call")
         calls.append(
             ToolCall(id=wire.function_call.name, name=wire.function_call.name, arguments=wire.function_call.arguments)
         )
@@ -177,8 +208,10 @@ def _message(wire: schema.MessageIn, path: str, unmapped: list[str]) -> Message:
         content: tuple[Part, ...] = (Text(text=wire.content),) if wire.content else ()
         refusal = wire.refusal
     else:
-        parts, refused = _parts(wire.content or (), path, thoughts if wire.role == "assistant" else None)
+        thoughts_of = thoughts if wire.role == "assistant" else None
+        parts, refused = _parts(wire.content or (), path, thoughts_of, places)
         content, refusal = tuple(parts), wire.refusal or refused or None
+    spots.append(Spot(path, places, called))
     return Message(
         role=Role.TOOL if wire.role == "function" else Role(wire.role),
         content=content,
@@ -201,8 +234,13 @@ def _thoughts(wire: schema.MessageIn, path: str, unmapped: list[str]) -> list[Re
     return list(answers.joined(pieces))
 
 
-def _parts(raws: Iterable[msgspec.Raw], path: str, thoughts: list[Reasoning] | None) -> tuple[list[Part], str]:
-    """Parts, and refusals joined. Mistral's `thinking` parts are put into `thoughts`, where reasoning may be."""
+def _parts(
+    raws: Iterable[msgspec.Raw], path: str, thoughts: list[Reasoning] | None, places: list[str]
+) -> tuple[list[Part], str]:
+    """
+    Parts, and refusals joined. Mistral's `thinking` parts are put into `thoughts`, where reasoning may be; where each
+    part was is put into `places`.
+    """
     parts: list[Part] = []
     refusals: list[str] = []
     for i, raw in enumerate(raws):
@@ -228,6 +266,8 @@ def _parts(raws: Iterable[msgspec.Raw], path: str, thoughts: list[Reasoning] | N
                 raise MalformedRequest(f"{at}.{wire.type}", "is required")
             case _:
                 parts.append(Opaque(protocol=NAME, raw=raw))
+        if len(parts) > len(places):
+            places.append(at)
     return parts, "".join(refusals)
 
 
@@ -322,34 +362,34 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
     endpoint, request = call.endpoint, call.request
     native = request.native
-    dropped: list[str] = []
+    sending = Sending(call, NAME, WORDS)
     fields: dict[str, Any]
     if native is not None and native.protocol == NAME:
-        fields = _native_fields(request, native, endpoint, dropped)
+        fields = _native_fields(request, native, sending)
     else:
-        fields = _canonical_fields(request, endpoint, dropped)
+        fields = _canonical_fields(request, sending)
     options = fields.pop("stream_options", None)
     fields.pop("stream", None)
-    omit(fields, endpoint, dropped)
     fields["model"] = call.model
     if stream:
         fields["stream"] = True
-        if "stream_options" not in endpoint.omit:
-            asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
+        asked = msgspec.json.decode(options) if isinstance(options, msgspec.Raw) else None
+        if "stream_options" in endpoint.omit:
+            sending.lost("stream_options")
+        else:
             fields["stream_options"] = {**(asked if isinstance(asked, dict) else {}), "include_usage": True}
-    fields.update(endpoint.force)
-    return post(_PATH, fields, dropped, stream=stream)
+    sending.as_profiled(fields)
+    return sending.post(_PATH, fields, stream=stream)
 
 
-def _native_fields(
-    request: ChatRequest, native: NativeRequest, endpoint: Endpoint, dropped: list[str]
-) -> dict[str, Any]:
+def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending) -> dict[str, Any]:
     """The caller's own, but for what the profile says of this provider."""
     fields: dict[str, Any] = dict(native.fields)
+    endpoint = sending.endpoint
     _rename_limit(fields, endpoint)
     if endpoint.reasoning == "off":
         for name in sorted(_REASONING_FIELDS & fields.keys()):
-            dropped.append(name)
+            sending.lost(name)
             del fields[name]
         _ask_for_reasoning(fields, "none", None, endpoint)
     elif endpoint.reasoning is not None and "reasoning_effort" in fields and request.reasoning_effort is not None:
@@ -364,7 +404,7 @@ def _native_fields(
         for name in ("messages", "tools") if without_cache else ("messages",):
             if name in fields:
                 content = msgspec.json.decode(fields[name])
-                _strip(content, name, dropped, cache=without_cache, reasoning=without_reasoning)
+                _strip(content, name, sending, cache=without_cache, reasoning=without_reasoning)
                 fields[name] = content
     return fields
 
@@ -377,22 +417,23 @@ def _has_cache(request: ChatRequest) -> bool:
     )
 
 
-def _strip(items: object, at: str, dropped: list[str], *, cache: bool, reasoning: bool) -> None:
+def _strip(items: object, at: str, sending: Sending, *, cache: bool, reasoning: bool) -> None:
     """Takes the marks off messages or tools that this provider has no word for."""
     for i, item in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(item, dict):
             continue
         path = f"{at}[{i}]"
-        if reasoning and [item.pop(name) for name in _REASONING_MARKS & item.keys()]:
-            dropped.append(f"{path}.reasoning")
+        for name in sorted(_REASONING_MARKS & item.keys()) if reasoning else ():
+            if item.pop(name):
+                sending.drop_own(f"{path}.{name}")
         for j, call in enumerate(_listed(item, "tool_calls") if reasoning else ()):
             if isinstance(call, dict) and call.pop("extra_content", None) is not None:
-                dropped.append(f"{path}.tool_calls[{j}].signature")
+                sending.drop_own(f"{path}.tool_calls[{j}].extra_content")
         holders = [(path, item), (f"{path}.function", item.get("function"))]
         holders += [(f"{path}.content[{j}]", part) for j, part in enumerate(_listed(item, "content"))]
         for where, holder in holders if cache else ():
             if isinstance(holder, dict) and holder.pop("cache_control", None) is not None:
-                dropped.append(f"{where}.cache")
+                sending.drop_own(f"{where}.cache_control")
 
 
 def _listed(item: Mapping[str, Any], name: str) -> list[Any]:
@@ -434,13 +475,12 @@ def _rename_limit(fields: dict[str, Any], endpoint: Endpoint) -> None:
         fields[endpoint.max_tokens_field] = given
 
 
-def _canonical_fields(request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
-    if request.native is not None:
-        for path in request.native.unmapped:
-            _drop_or_refuse(path, f"{NAME} has no such field", path in endpoint.omit, dropped)
+def _canonical_fields(request: ChatRequest, sending: Sending) -> dict[str, Any]:
+    sending.refuse_unmapped()
+    endpoint = sending.endpoint
     fields: dict[str, Any] = {
-        "messages": [_render_message(m, f"messages[{i}]", endpoint, dropped) for i, m in enumerate(request.messages)],
-        "tools": [_render_tool(tool, f"tools[{i}]", endpoint, dropped) for i, tool in enumerate(request.tools)] or None,
+        "messages": [_render_message(m, f"messages[{i}]", sending) for i, m in enumerate(request.messages)],
+        "tools": [_render_tool(tool, f"tools[{i}]", sending) for i, tool in enumerate(request.tools)] or None,
         "tool_choice": _render_tool_choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
         "response_format": _render_response_format(request.response_format),
@@ -464,46 +504,36 @@ def _canonical_fields(request: ChatRequest, endpoint: Endpoint, dropped: list[st
         "user": request.end_user,
     }
     fields = {name: value for name, value in fields.items() if value is not None}
-    _render_reasoning_wanted(request, endpoint, fields, dropped)
-    add_extra(fields, request, _ENVELOPE)
+    _render_reasoning_wanted(request, sending, fields)
+    sending.add_extra(fields, _ENVELOPE)
     return fields
 
 
-def _drop_or_refuse(path: str, reason: str, drop: bool, dropped: list[str]) -> None:
-    if not drop:
-        raise RequestNotExpressible(path, reason)
-    dropped.append(path)
-
-
-def _render_reasoning_wanted(
-    request: ChatRequest, endpoint: Endpoint, fields: dict[str, Any], dropped: list[str]
-) -> None:
+def _render_reasoning_wanted(request: ChatRequest, sending: Sending, fields: dict[str, Any]) -> None:
     effort, budget = request.reasoning_effort, request.reasoning_budget_tokens
+    endpoint = sending.endpoint
     for name, wanted in (("reasoning_effort", effort), ("reasoning_budget_tokens", budget)):
-        if wanted is not None and (name in endpoint.omit or endpoint.reasoning == "off") and wanted not in {"none", 0}:
-            dropped.append(name)
+        if wanted is not None and (sending.omits(name) or endpoint.reasoning == "off") and wanted not in {"none", 0}:
+            sending.drop(name)
     if endpoint.reasoning == "off":
         effort, budget = "none", None
     else:
-        effort = None if "reasoning_effort" in endpoint.omit else effort
-        budget = None if "reasoning_budget_tokens" in endpoint.omit else budget
+        effort = None if sending.omits("reasoning_effort") else effort
+        budget = None if sending.omits("reasoning_budget_tokens") else budget
     _ask_for_reasoning(fields, effort, budget, endpoint)
 
 
-def _render_message(message: Message, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+def _render_message(message: Message, path: str, sending: Sending) -> dict[str, Any]:
     if message.is_error:
-        if "messages.is_error" in endpoint.omit:
-            dropped.append(f"{path}.is_error")
-        else:
-            message = failure_told(message)
+        message = sending.failure_told(message, path)
     rendered: dict[str, Any] = {
         "role": str(message.role),
-        "content": _render_content(message, path, endpoint, dropped),
+        "content": _render_content(message, path, sending),
     }
     if message.name is not None and message.role is not Role.TOOL:  # its call names it
         rendered["name"] = message.name
     if message.tool_calls:
-        signed = endpoint.reasoning_field == "extra_content" and "messages.reasoning" not in endpoint.omit
+        signed = sending.endpoint.reasoning_field == "extra_content" and not sending.omits("messages.reasoning")
         rendered["tool_calls"] = [
             answers.render_call(call.id, call.name, call.arguments, call.signature if signed else None)
             for call in message.tool_calls
@@ -514,16 +544,14 @@ def _render_message(message: Message, path: str, endpoint: Endpoint, dropped: li
     if message.refusal is not None:
         rendered["refusal"] = message.refusal
     if message.reasoning or any(call.signature is not None for call in message.tool_calls):
-        _render_reasoning(message, path, endpoint, rendered, dropped)
+        _render_reasoning(message, path, sending, rendered)
     return rendered
 
 
-def _render_reasoning(
-    message: Message, path: str, endpoint: Endpoint, rendered: dict[str, Any], dropped: list[str]
-) -> None:
+def _render_reasoning(message: Message, path: str, sending: Sending, rendered: dict[str, Any]) -> None:
     """What the model thought, back in the way its provider takes it."""
     blocks = message.reasoning
-    field = None if "messages.reasoning" in endpoint.omit else endpoint.reasoning_field
+    field = None if sending.omits("messages.reasoning") else sending.endpoint.reasoning_field
     if field == "reasoning_details":
         details = answers.render_details(blocks)
         details += [
@@ -535,14 +563,17 @@ def _render_reasoning(
         return
     # A signature is a proof for its own provider, and no other one misses it.
     if field != "extra_content":
-        dropped.extend(f"{path}.tool_calls[{i}].signature" for i, c in enumerate(message.tool_calls) if c.signature)
+        for i, call in enumerate(message.tool_calls):
+            if call.signature:
+                sending.drop(f"{path}.tool_calls[{i}].signature")
     if not blocks:
         return
     if field in {None, "extra_content"} or any(block.redacted for block in blocks):
-        drop = "messages.reasoning" in endpoint.omit
-        _drop_or_refuse(f"{path}.reasoning", "this provider takes no such reasoning back", drop, dropped)
+        sending.refuse(f"{path}.reasoning", "takes no such reasoning back here", "messages.reasoning")
         return
-    dropped.extend(f"{path}.reasoning[{i}].signature" for i, block in enumerate(blocks) if block.signature is not None)
+    for i, block in enumerate(blocks):
+        if block.signature is not None:
+            sending.drop(f"{path}.reasoning[{i}].signature")
     if field == "content":
         said = rendered["content"]
         parts = [{"type": "text", "text": said}] if isinstance(said, str) and said else said or []
@@ -552,31 +583,31 @@ def _render_reasoning(
         rendered[field] = "".join(block.text for block in blocks)
 
 
-def _render_content(message: Message, path: str, endpoint: Endpoint, dropped: list[str]) -> str | list[Any]:
+def _render_content(message: Message, path: str, sending: Sending) -> str | list[Any]:
     match message.content:
         case ():
             return ""
         case (Text(text=text, cache=None),):
             return text
         case parts:
-            rendered = [_render_part(part, f"{path}.content[{i}]", endpoint, dropped) for i, part in enumerate(parts)]
-            if message.role is not Role.USER and not all(isinstance(part, Text | Opaque) for part in parts):
-                raise RequestNotExpressible(f"{path}.content", f"{NAME} takes only text from {message.role}")
+            rendered = [_render_part(part, f"{path}.content[{i}]", sending) for i, part in enumerate(parts)]
+            if message.role is not Role.USER:
+                sending.refuse_all_but_text(message, path)
             return rendered
 
 
-def _render_cache(cache: str | None, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+def _render_cache(cache: str | None, path: str, sending: Sending) -> dict[str, Any]:
     """The mark of a cache boundary, where the provider takes it."""
     if cache is None:
         return {}
-    if "messages.cache" not in endpoint.omit and endpoint.cache_control:
+    if sending.endpoint.cache_control and not sending.omits("messages.cache"):
         return {"cache_control": {"type": "ephemeral"} if cache == "5m" else {"type": "ephemeral", "ttl": cache}}
-    _drop_or_refuse(f"{path}.cache", f"{NAME} has no cache boundaries", "messages.cache" in endpoint.omit, dropped)
+    sending.refuse(f"{path}.cache", "has no cache boundaries", "messages.cache")
     return {}
 
 
-def _render_part(part: Part, path: str, endpoint: Endpoint, dropped: list[str]) -> Any:
-    cache = {} if isinstance(part, Audio | Opaque) else _render_cache(part.cache, path, endpoint, dropped)
+def _render_part(part: Part, path: str, sending: Sending) -> Any:
+    cache = {} if isinstance(part, Audio | Opaque) else _render_cache(part.cache, path, sending)
     match part:
         case Text():
             return {"type": "text", "text": part.text, **cache}
@@ -585,7 +616,7 @@ def _render_part(part: Part, path: str, endpoint: Endpoint, dropped: list[str]) 
             image = {"url": url} if part.detail is None else {"url": url, "detail": part.detail}
             return {"type": "image_url", "image_url": image, **cache}
         case Document():
-            return {"type": "file", "file": _render_file(part, path), **cache}
+            return {"type": "file", "file": _render_file(part, path, sending), **cache}
         case Audio():
             return {
                 "type": "input_audio",
@@ -593,28 +624,28 @@ def _render_part(part: Part, path: str, endpoint: Endpoint, dropped: list[str]) 
             }
         case Opaque():
             if part.protocol != NAME:
-                raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                raise sending.refusal(path, f"a part that only {part.protocol} knows")
             return part.raw
 
 
-def _render_file(part: Document, path: str) -> dict[str, str]:
+def _render_file(part: Document, path: str, sending: Sending) -> dict[str, str]:
     if part.file_id is not None:
         file = {"file_id": part.file_id}
     elif part.data is not None:
         file = {"file_data": to_data_url(part.media_type or "application/pdf", part.data)}
     else:
-        raise RequestNotExpressible(f"{path}.url", f"{NAME} takes a document as data, not by URL")
+        raise sending.refusal(f"{path}.url", f"{NAME} takes a document as data, not by URL")
     return file if part.filename is None else {**file, "filename": part.filename}
 
 
-def _render_tool(tool: Tool, path: str, endpoint: Endpoint, dropped: list[str]) -> dict[str, Any]:
+def _render_tool(tool: Tool, path: str, sending: Sending) -> dict[str, Any]:
     function = {
         "name": tool.name,
         "description": tool.description,
         "parameters": tool.parameters,
         "strict": tool.strict,
     }
-    cache = _render_cache(tool.cache, path, endpoint, dropped)
+    cache = _render_cache(tool.cache, path, sending)
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}, **cache}
 
 

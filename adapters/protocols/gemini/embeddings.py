@@ -15,14 +15,22 @@ from adapters.body import given, read_fields, typed
 from adapters.chat import NativeRequest
 from adapters.classify import request_id
 from adapters.contract import EmbeddingCall, EmbeddingRequest, EmbeddingResponse, HttpRequest
-from adapters.errors import Broken, MalformedRequest, RequestNotExpressible
+from adapters.errors import Broken, MalformedRequest
+from adapters.paths import Paths, Words
 from adapters.protocols.gemini import failures, requests, schema
 from adapters.protocols.gemini.answers import NAME
-from adapters.sending import post
+from adapters.sending import Sending
 from metering.usage import NOTHING, Usage
 
 _PURPOSES = {"query": "RETRIEVAL_QUERY", "document": "RETRIEVAL_DOCUMENT"}
 _ASKED = {word: purpose for purpose, word in _PURPOSES.items()}
+
+#: Canonical names to those of this format.
+_WORDS: Words = {
+    "inputs": ("requests", "content"),
+    "dimensions": ("requests[0].outputDimensionality", "outputDimensionality"),
+    "purpose": ("requests[0].taskType", "taskType"),
+}
 
 _encode = msgspec.json.Encoder().encode
 _embeddings = msgspec.json.Decoder(schema.EmbeddingsOut)
@@ -71,6 +79,7 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         dimensions=dimensions,
         purpose=None if purpose in {None, "TASK_TYPE_UNSPECIFIED"} else _ASKED.get(purpose, purpose.lower()),
         native=NativeRequest(protocol=NAME, fields=native, unmapped=tuple(unmapped)),
+        paths=Paths(words=_WORDS),
     )
 
 
@@ -104,10 +113,10 @@ def render_response(response: EmbeddingResponse) -> bytes:
 
 def render_request(call: EmbeddingCall) -> HttpRequest:
     """Raises `RequestNotExpressible` before anything is sent."""
-    endpoint, request, native = call.endpoint, call.request, call.request.native
+    request, native = call.request, call.request.native
     path = requests.path_of(call.model, "batchEmbedContents")
     model = call.model if "/" in call.model else f"models/{call.model}"
-    dropped: list[str] = []
+    sending = Sending(call, NAME, _WORDS)
     fields: dict[str, Any]
     if native is not None and native.protocol == NAME:
         given_fields = requests.fields_of(native.fields)
@@ -119,26 +128,18 @@ def render_request(call: EmbeddingCall) -> HttpRequest:
         fields = {name: raw for name, raw in native.fields.items() if "requests" in given_fields and name != "model"}
         fields["requests"] = [{**entry, "model": model} for entry in entries]
     else:
-        for name in native.unmapped if native is not None else ():
-            if name not in endpoint.omit:
-                raise RequestNotExpressible(name, f"{NAME} has no such field")
-            dropped.append(name)
+        sending.refuse_unmapped()
         if request.end_user is not None:
-            if "end_user" not in endpoint.omit:
-                raise RequestNotExpressible("end_user", f"{NAME} has no such field")
-            dropped.append("end_user")
-        fields = {"requests": [_entry(call, i, model) for i in range(len(request.inputs))]}
-    for name in sorted(endpoint.omit & fields.keys()):
-        del fields[name]
-        dropped.append(name)
-    fields.update(endpoint.force)
-    return post(path, fields, dropped, stream=False)
+            sending.refuse("end_user", "has no such field")
+        fields = {"requests": [_entry(call, i, model, sending) for i in range(len(request.inputs))]}
+    sending.as_profiled(fields)
+    return sending.post(path, fields, stream=False)
 
 
-def _entry(call: EmbeddingCall, number: int, model: str) -> dict[str, Any]:
+def _entry(call: EmbeddingCall, number: int, model: str, sending: Sending) -> dict[str, Any]:
     request, text = call.request, call.request.inputs[number]
     if not isinstance(text, str):
-        raise RequestNotExpressible(f"inputs[{number}]", f"{NAME} takes only text, no numbers of tokens")
+        raise sending.refusal(f"inputs[{number}]", f"{NAME} takes only text, no numbers of tokens")
     entry: dict[str, Any] = {"model": model, "content": {"parts": [{"text": text}]}}
     if request.purpose is not None:
         entry["taskType"] = _PURPOSES.get(request.purpose, request.purpose.upper())

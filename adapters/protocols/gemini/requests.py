@@ -37,13 +37,14 @@ from adapters.chat import (
     ToolCall,
     ToolChoice,
 )
-from adapters.contract import Endpoint, HttpRequest, UpstreamCall
+from adapters.contract import HttpRequest, UpstreamCall
 from adapters.envelope import Envelope
-from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.errors import MalformedRequest
+from adapters.paths import Paths, Spot, Words
 from adapters.protocols.gemini import openapi, signatures
 from adapters.protocols.gemini.answers import NAME
 from adapters.reasoning import budget_of, effort_of
-from adapters.sending import add_extra, described_schema, post
+from adapters.sending import Sending, same
 from adapters.urls import path_step
 
 _Fields = dict[str, msgspec.Raw]
@@ -62,6 +63,43 @@ _AUDIO_FORMAT = {"mpeg": "mp3", "x-wav": "wav", "wave": "wav", "vnd.wave": "wav"
 _PATH_CHARACTERS = 96
 #: Kept on Google's side, where no one else can read them.
 _GOOGLES_OWN = ("gs://", "https://generativelanguage.googleapis.com/")
+
+#: Canonical names to those of this format.
+WORDS: Words = {
+    "messages": ("contents",),
+    **{
+        canonical: (f"{_CONFIG}.{name}",)
+        for canonical, name in (
+            ("max_output_tokens", "maxOutputTokens"),
+            ("temperature", "temperature"),
+            ("top_p", "topP"),
+            ("top_k", "topK"),
+            ("stop", "stopSequences"),
+            ("seed", "seed"),
+            ("n", "candidateCount"),
+            ("presence_penalty", "presencePenalty"),
+            ("frequency_penalty", "frequencyPenalty"),
+            ("logprobs", "responseLogprobs"),
+            ("top_logprobs", "logprobs"),
+            ("reasoning_effort", "thinkingConfig.thinkingLevel"),
+            ("reasoning_budget_tokens", "thinkingConfig.thinkingBudget"),
+        )
+    },
+    "response_format": tuple(
+        f"{_CONFIG}.{name}" for name in ("responseJsonSchema", "responseSchema", "responseMimeType")
+    ),
+    "response_format.schema": (f"{_CONFIG}.responseJsonSchema", f"{_CONFIG}.responseSchema"),
+    "tool_choice": ("toolConfig",),
+    "service_tier": ("serviceTier",),
+    "filename": ("inlineData.displayName",),
+    "url": ("fileData.fileUri",),
+    "data": ("inlineData.data",),
+    "media_type": ("inlineData.mimeType", "fileData.mimeType"),
+    "is_error": ("functionResponse.response.error",),
+    "arguments": ("functionCall.args",),
+    "signature": ("thoughtSignature",),
+    "tool_call_id": ("functionResponse.id",),
+}
 
 _object_in = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -90,10 +128,12 @@ def parse_request(body: bytes) -> ChatRequest:
         raise MalformedRequest("contents", "is required")
     messages = _Messages(unmapped)
     if "systemInstruction" in fields:
-        messages.take_system(fields["systemInstruction"])
+        written = next(name for name in native if _camel(name) == "systemInstruction")
+        messages.take_system(fields["systemInstruction"], written)
     for i, raw in enumerate(contents):
         messages.take(raw, i)
-    tools = _tools(fields.get("tools"), unmapped)
+    declared: list[str] = []
+    tools = _tools(fields.get("tools"), unmapped, declared)
     choice, strict = _tool_choice(fields.get("toolConfig"), tools, unmapped)
     if strict:
         tools = [msgspec.structs.replace(tool, strict=True) for tool in tools]
@@ -122,6 +162,7 @@ def parse_request(body: bytes) -> ChatRequest:
         service_tier="default" if service_tier == "standard" else service_tier,
         store=typed(fields["store"], bool, "store") if "store" in fields else None,
         native=NativeRequest(protocol=NAME, fields=native, unmapped=tuple(unmapped)),
+        paths=Paths(messages=messages.spots, tools=declared, words=WORDS),
     )
 
 
@@ -198,21 +239,27 @@ class _Messages:
 
     def __init__(self, unmapped: list[str]) -> None:
         self.messages: list[Message] = []
+        #: Where each of them was.
+        self.spots: list[Spot] = []
         self._unmapped = unmapped
         #: Calls of the latest model content that have no result yet: (name, id).
         self._open: list[tuple[str, str]] = []
 
-    def take_system(self, raw: msgspec.Raw) -> None:
-        path = "systemInstruction"
+    def _add(self, message: Message, at: str, content: Sequence[str]) -> None:
+        self.messages.append(message)
+        self.spots.append(Spot(at, content))
+
+    def take_system(self, raw: msgspec.Raw, path: str) -> None:
         if bytes(raw)[:1] == b'"':
-            self.messages.append(Message(role=Role.SYSTEM, content=(Text(text=typed(raw, str, path)),)))
+            self._add(Message(role=Role.SYSTEM, content=(Text(text=typed(raw, str, path)),)), path, [path])
             return
         content = object_of(raw, path)
         parts = list_of(content.get("parts"), f"{path}.parts")
         found = [self._part(part, f"{path}.parts[{i}]") for i, part in enumerate(parts)]
-        texts = tuple(part for part in found if part is not None and not (isinstance(part, Text) and not part.text))
+        kept = [i for i, part in enumerate(found) if part is not None and part != Text(text="")]
+        texts = tuple(part for part in found if part is not None and part != Text(text=""))
         if texts:
-            self.messages.append(Message(role=Role.SYSTEM, content=texts))
+            self._add(Message(role=Role.SYSTEM, content=texts), path, [f"{path}.parts[{i}]" for i in kept])
 
     def take(self, raw: msgspec.Raw, number: int) -> None:
         path = f"contents[{number}]"
@@ -230,23 +277,29 @@ class _Messages:
 
     def _take_user(self, parts: Sequence[msgspec.Raw], path: str) -> None:
         content: list[Part] = []
+        places: list[str] = []
         for i, raw in enumerate(parts):
             at = f"{path}.parts[{i}]"
             fields = object_of(raw, at)
             if "functionResponse" in fields:
                 if content:
-                    self.messages.append(Message(role=Role.USER, content=tuple(content)))
-                    content = []
-                self.messages.append(self._result(fields, at))
+                    self._add(Message(role=Role.USER, content=tuple(content)), path, places)
+                    content, places = [], []
+                self._take_result(fields, at)
             elif (part := self._part(raw, at)) is not None:
                 content.append(part)
+                places.append(at)
         if content or not parts:
-            self.messages.append(Message(role=Role.USER, content=tuple(content)))
+            self._add(Message(role=Role.USER, content=tuple(content)), path, places)
 
     def _take_model(self, parts: Sequence[msgspec.Raw], path: str, number: int) -> None:
         content: list[Part] = []
         reasoning: list[Reasoning] = []
         calls: list[ToolCall] = []
+        places: list[str] = []
+        called: list[str] = []
+        #: Where what was thought was, text and signatures.
+        thought: list[str] = []
         length = images = 0
         #: The last part was a thought that nothing has ended.
         thinking = False
@@ -259,16 +312,19 @@ class _Messages:
                 thinking = False
                 call = self._call(fields["functionCall"], f"{at}.functionCall", f"call_{number}_{i}", signature)
                 calls.append(call)
+                called.append(at)
                 self._open.append((call.name, call.id))
                 continue
             if "text" in fields and "thought" in fields and typed(fields["thought"], bool, f"{at}.thought"):
                 marked = signatures.of_thought(signature) if signature is not None and own else signature
-                thought = Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=marked)
+                block = Reasoning(text=typed(fields["text"], str, f"{at}.text"), signature=marked)
                 if thinking and reasoning:
                     # One thought, which a client kept in the pieces it came in.
                     last = reasoning.pop()
-                    thought = Reasoning(text=last.text + thought.text, signature=marked)
-                reasoning.append(thought)
+                    thought.pop()
+                    block = Reasoning(text=last.text + block.text, signature=marked)
+                reasoning.append(block)
+                thought.append(at)
                 thinking = marked is None
                 continue
             thinking = False
@@ -282,12 +338,15 @@ class _Messages:
                 else:
                     marked = signatures.of_text(signature, start, length)
                 reasoning.append(Reasoning(signature=marked))
+                thought.append(at)
             images += isinstance(part, Image)
             if part is not None and not (isinstance(part, Text) and not part.text):
                 content.append(part)
+                places.append(at)
         self.messages.append(
             Message(role=Role.ASSISTANT, content=tuple(content), reasoning=tuple(reasoning), tool_calls=tuple(calls))
         )
+        self.spots.append(Spot(path, places, called, thought))
 
     def _call(self, raw: msgspec.Raw, path: str, made_id: str, signature: str | None) -> ToolCall:
         call = object_of(raw, path)
@@ -304,7 +363,7 @@ class _Messages:
             signature=signature,
         )
 
-    def _result(self, fields: _Fields, path: str) -> Message:
+    def _take_result(self, fields: _Fields, path: str) -> None:
         at = f"{path}.functionResponse"
         wire = object_of(fields["functionResponse"], at)
         if "name" not in wire:
@@ -319,17 +378,20 @@ class _Messages:
         self._unmapped += [f"{at}.{key}" for key in wire if key not in {"name", "id", "response", "parts"}]
         text, is_error = _result_text(wire.get("response"), f"{at}.response")
         content: list[Part] = [Text(text=text)] if text else []
+        places = [f"{at}.response"] if text else []
         for i, part in enumerate(list_of(wire.get("parts"), f"{at}.parts")):
             inner = self._part(part, f"{at}.parts[{i}]")
             if inner is not None:
                 content.append(inner)
-        return Message(
+                places.append(f"{at}.parts[{i}]")
+        message = Message(
             role=Role.TOOL,
             content=tuple(content),
             name=name,
             tool_call_id=found[1] if found is not None else call_id or name,
             is_error=is_error,
         )
+        self._add(message, path, places)
 
     def _part(self, raw: msgspec.Raw, path: str) -> Part | None:
         """None for a part that says nothing."""
@@ -403,7 +465,8 @@ def _result_text(raw: msgspec.Raw | None, path: str) -> tuple[str, bool]:
     return bytes(raw).decode(), False
 
 
-def _tools(raw: msgspec.Raw | None, unmapped: list[str]) -> list[Tool]:
+def _tools(raw: msgspec.Raw | None, unmapped: list[str], places: list[str]) -> list[Tool]:
+    """The functions; where each was is put into `places`."""
     tools: list[Tool] = []
     for i, entry in enumerate(list_of(raw, "tools")):
         path = f"tools[{i}]"
@@ -411,7 +474,8 @@ def _tools(raw: msgspec.Raw | None, unmapped: list[str]) -> list[Tool]:
         unmapped += [f"{path}.{name}" for name in fields if name != "functionDeclarations"]
         declared = list_of(fields.get("functionDeclarations"), f"{path}.functionDeclarations")
         for j, declaration in enumerate(declared):
-            tools.append(_tool(declaration, f"{path}.functionDeclarations[{j}]", unmapped))
+            places.append(f"{path}.functionDeclarations[{j}]")
+            tools.append(_tool(declaration, places[-1], unmapped))
     return tools
 
 
@@ -528,46 +592,86 @@ def path_of(model: str, verb: str) -> str:
 
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
-    endpoint, request = call.endpoint, call.request
-    dropped: list[str] = []
+    request = call.request
+    sending = Sending(call, NAME, WORDS)
     fields: dict[str, Any]
     if request.native is not None and request.native.protocol == NAME:
         fields = dict(request.native.fields)
-        if endpoint.reasoning == "off":
-            _switch_off(fields, dropped)
+        _unsign(fields, call.model, sending)
+        if call.endpoint.reasoning == "off":
+            _switch_off(fields, sending)
     else:
-        fields = _Writer(call, dropped).fields()
+        fields = _Writer(call, sending).fields()
     fields.pop("model", None)
-    _omit(fields, endpoint, dropped)
-    fields.update(endpoint.force)
+    _as_profiled(fields, sending)
     verb = "streamGenerateContent?alt=sse" if stream else "generateContent"
-    return post(path_of(call.model, verb), fields, dropped, stream=stream)
+    return sending.post(path_of(call.model, verb), fields, stream=stream)
 
 
-def _omit(fields: dict[str, Any], endpoint: Endpoint, dropped: list[str]) -> None:
-    """Fields by their name on the wire, in either spelling; a dot reaches into `generationConfig`."""
-    for path in sorted(endpoint.omit):
+def _as_profiled(fields: dict[str, Any], sending: Sending) -> None:
+    """As `Sending.as_profiled`, by either spelling; a dot reaches into `generationConfig`."""
+    endpoint = sending.endpoint
+    for path in sorted(endpoint.omit | endpoint.force.keys()):
         name, _, inner = path.partition(".")
         for written in [written for written in fields if _camel(written) == name]:
             if not inner:
-                del fields[written]
-                dropped.append(path)
+                value, forced = fields.pop(written), endpoint.force.get(path)
+                if forced is None or not same(value, forced):
+                    sending.lost(path)
             elif name == _CONFIG:
                 config = _inner(fields[written])
                 for found in [found for found in config if _camel(found) == inner]:
                     del config[found]
-                    dropped.append(path)
+                    sending.lost(path)
                 fields[written] = config
+    fields.update(endpoint.force)
 
 
-def _switch_off(fields: dict[str, Any], dropped: list[str]) -> None:
+def _switch_off(fields: dict[str, Any], sending: Sending) -> None:
     written = next((name for name in fields if _camel(name) == _CONFIG), _CONFIG)
     config = _inner(fields.get(written, {}))
     for name in [name for name in config if _camel(name) == "thinkingConfig"]:
         del config[name]
-        dropped.append(f"{_CONFIG}.thinkingConfig")
+        sending.lost(f"{_CONFIG}.thinkingConfig")
     config["thinkingConfig"] = {"thinkingBudget": 0}
     fields[written] = config
+
+
+def _unsign(fields: dict[str, Any], model: str, sending: Sending) -> None:
+    """Takes off what another provider signed, which we wrapped for the caller: it would make a request fail here."""
+    written = next((name for name in fields if _camel(name) == "contents"), None)
+    if written is None or signatures.WRAPPED not in bytes(fields[written]):
+        return
+    contents = msgspec.json.decode(fields[written])
+    one = isinstance(contents, dict)
+    for i, content in enumerate([contents] if one else contents):
+        parts = content.get("parts")
+        lone = isinstance(parts, dict)
+        calls = []
+        for j, part in enumerate([parts] if lone else parts or ()):
+            calls += [part] if {"functionCall", "function_call"} & part.keys() else []
+            for name in [name for name in part if _camel(name) == "thoughtSignature"]:
+                if isinstance(part[name], str) and not signatures.heard(part[name])[1]:
+                    del part[name]
+                    at = f"{written}{'' if one else f'[{i}]'}.parts{'' if lone else f'[{j}]'}"
+                    sending.drop_own(f"{at}.{name}")
+        _mark_unsigned(calls, model)
+        if not lone:
+            # A part that was there for its signature alone.
+            content["parts"] = [part for part in parts or () if part not in ({"text": ""}, {})]
+    fields[written] = contents
+
+
+def _mark_unsigned(calls: Sequence[dict[str, Any]], model: str) -> None:
+    """Another model's calls, which a model that signs its own would otherwise refuse to go on from."""
+    signed = any(_camel(name) == "thoughtSignature" for part in calls for name in part)
+    if calls and not signed and _generation(model) >= _WORDS_SINCE:
+        calls[0]["thoughtSignature"] = signatures.UNSIGNED
+
+
+def _generation(model: str) -> int:
+    found = _GENERATION.search(model)
+    return int(found.group(1)) if found else 0
 
 
 def _inner(value: Any) -> dict[str, Any]:
@@ -579,25 +683,20 @@ def _inner(value: Any) -> dict[str, Any]:
 class _Writer:
     """One canonical request in the words of this protocol."""
 
-    def __init__(self, call: UpstreamCall, dropped: list[str]) -> None:
+    def __init__(self, call: UpstreamCall, sending: Sending) -> None:
         self._request = call.request
         self._endpoint = call.endpoint
-        self._dropped = dropped
-        found = _GENERATION.search(call.model)
-        self._generation = int(found.group(1)) if found else 0
+        self._sending = sending
+        self._model = call.model
         #: Of the calls so far, what function each was of.
         self._names: dict[str, str] = {}
 
     def fields(self) -> dict[str, Any]:
         request = self._request
-        if request.native is not None:
-            for path in request.native.unmapped:
-                self._refuse(path, "has no such field", path)
-        for name in ("logit_bias", "verbosity", "prompt_cache_key", "metadata", "end_user"):
-            if getattr(request, name) is not None:
-                self._refuse(name, "has no such field", name)
+        self._sending.refuse_unmapped()
+        self._sending.refuse_unknown(("logit_bias", "verbosity", "prompt_cache_key", "metadata", "end_user"))
         if request.parallel_tool_calls is False:
-            self._refuse("parallel_tool_calls", "cannot forbid more than one call at a time", "parallel_tool_calls")
+            self._refuse("parallel_tool_calls", "cannot forbid more than one call at a time")
         contents, system = self._contents()
         config = {name: value for name, value in self._config().items() if value is not None}
         fields: dict[str, Any] = {
@@ -610,14 +709,11 @@ class _Writer:
             "store": request.store,
         }
         fields = {name: value for name, value in fields.items() if value is not None}
-        add_extra(fields, request, _ENVELOPE)
+        self._sending.add_extra(fields, _ENVELOPE)
         return fields
 
-    def _refuse(self, path: str, reason: str, *keys: str) -> None:
-        """Dropped where the profile names one of `keys`, else refused."""
-        if self._endpoint.omit.isdisjoint(keys):
-            raise RequestNotExpressible(path, f"{NAME} {reason}")
-        self._dropped.append(path)
+    def _refuse(self, path: str, reason: str, word: str | None = None) -> None:
+        self._sending.refuse(path, reason, word)
 
     # ------------------------------------------------------------- messages
 
@@ -638,7 +734,7 @@ class _Writer:
                 case Role.USER:
                     _add(contents, "user", self._parts(message, path))
         if not contents:
-            raise RequestNotExpressible("messages", f"{NAME} needs a message with content")
+            raise self._sending.refusal("messages", f"{NAME} needs a message with content")
         return contents, system
 
     def _parts(self, message: Message, path: str) -> list[dict[str, Any]]:
@@ -648,26 +744,27 @@ class _Writer:
         for j, part in enumerate(message.content):
             at = f"{path}.content[{j}]"
             if not isinstance(part, Text) and message.role in {Role.SYSTEM, Role.DEVELOPER}:
-                raise RequestNotExpressible(at, f"{NAME} takes only text as instruction")
+                raise self._sending.refusal(at, f"{NAME} takes only text as instruction")
             if not (isinstance(part, Text) and not part.text):
                 rendered.append(self._part(part, at))
         return rendered
 
     def _model_parts(self, message: Message, path: str) -> list[dict[str, Any]]:
         reasoning: Sequence[Reasoning] = message.reasoning
-        if reasoning and "messages.reasoning" in self._endpoint.omit:
-            self._dropped.append(f"{path}.reasoning")
+        if reasoning and self._sending.omits("messages.reasoning"):
+            for j in range(len(reasoning)):
+                self._sending.drop(f"{path}.reasoning[{j}]")
             reasoning = ()
-        for block in reasoning:
+        for j, block in enumerate(reasoning):
             if block.redacted:
-                self._refuse(f"{path}.reasoning", "takes no redacted thoughts back", "messages.reasoning")
+                self._refuse(f"{path}.reasoning[{j}]", "takes no redacted thoughts back", "messages.reasoning")
         reasoning = [block for block in reasoning if not block.redacted]
         texts = sum(len(part.text) for part in message.content if isinstance(part, Text))
         pictures = sum(isinstance(part, Image) for part in message.content)
         places = signatures.Places(reasoning, texts, pictures)
         if any(block.signature is not None and signatures.own(block.signature) is None for block in reasoning):
             # Another provider's, which would make this one refuse the request.
-            self._dropped.append(f"{path}.reasoning.signature")
+            self._sending.drop(f"{path}.reasoning.signature")
         parts: list[dict[str, Any]] = []
         for block in reasoning:
             if block.text:
@@ -709,22 +806,20 @@ class _Writer:
             self._names[call.id] = call.name
             args = as_args(call.arguments)
             if args is None:
-                raise RequestNotExpressible(f"{path}.tool_calls[{j}].arguments", f"{NAME} takes only a JSON object")
+                raise self._sending.refusal(f"{path}.tool_calls[{j}].arguments", f"{NAME} takes only a JSON object")
             part: dict[str, Any] = {"functionCall": {"name": call.name, "args": args}}
             if call.id:
                 part["functionCall"]["id"] = call.id
             if call.signature and signatures.can_be_ours(call.signature):
                 part["thoughtSignature"] = call.signature
             rendered.append(part)
-        if rendered and self._generation >= _WORDS_SINCE and not any("thoughtSignature" in part for part in rendered):
-            # Another model's calls, which this one would otherwise refuse to go on from.
-            rendered[0]["thoughtSignature"] = signatures.UNSIGNED
+        _mark_unsigned(rendered, self._model)
         return rendered
 
     def _result(self, message: Message, path: str) -> dict[str, Any]:
         name = self._names.get(message.tool_call_id or "") or message.name
         if name is None:
-            raise RequestNotExpressible(
+            raise self._sending.refusal(
                 f"{path}.tool_call_id", f"{NAME} needs the function's name, and no earlier message has such a call"
             )
         text = "".join(part.text for part in message.content if isinstance(part, Text))
@@ -761,13 +856,13 @@ class _Writer:
             case Document():
                 if part.filename is not None:
                     # The model reads the document without it: no reason to refuse, one to tell.
-                    self._dropped.append(f"{path}.filename")
+                    self._sending.drop(f"{path}.filename")
                 if part.data is not None:
                     return _inline_data(part.media_type or "application/pdf", part.data)
                 return _file_data(part.file_id or part.url or "", part.media_type)
             case Opaque():
                 if part.protocol != NAME:
-                    raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                    raise self._sending.refusal(path, f"a part that only {part.protocol} knows")
                 return dict(_object_in.decode(part.raw))
 
     def _refuse_cache(self, cache: str | None, path: str) -> None:
@@ -850,7 +945,7 @@ class _Writer:
             return {}
         if wanted.kind == "text":
             return {"responseMimeType": "text/plain"}
-        return {"responseMimeType": "application/json", "responseJsonSchema": described_schema(wanted)}
+        return {"responseMimeType": "application/json", "responseJsonSchema": self._sending.described_schema(wanted)}
 
     def _thinking(self) -> dict[str, Any] | None:
         """
@@ -861,14 +956,16 @@ class _Writer:
         way = self._endpoint.reasoning
         if way == "off":
             asked = {"reasoning_effort": effort, "reasoning_budget_tokens": budget}
-            self._dropped += [name for name, value in asked.items() if value not in {None, "none", 0}]
+            for name, value in asked.items():
+                if value not in {None, "none", 0}:
+                    self._sending.drop(name)
             return {"thinkingBudget": 0}
         if effort is None and budget is None:
             return None
         if effort == "none" or (effort is None and budget == 0):
             return {"thinkingBudget": 0}
         if way is None:
-            way = "effort" if self._generation >= _WORDS_SINCE else "budget"
+            way = "effort" if _generation(self._model) >= _WORDS_SINCE else "budget"
         if way == "effort":
             word = effort if effort is not None else effort_of(budget or 0)
             return {"thinkingLevel": word.upper(), "includeThoughts": True}
@@ -884,7 +981,7 @@ class _Writer:
             case "flex" | "priority" | "standard" as tier:
                 return tier
             case _:
-                self._refuse("service_tier", "has no such tier", "service_tier")
+                self._refuse("service_tier", "has no such tier")
                 return None
 
 

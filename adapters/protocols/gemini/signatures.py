@@ -29,6 +29,8 @@ from adapters.chat import Reasoning
 UNSIGNED = "skip_thought_signature_validator"
 
 _WRAP = b"tollbridge:"
+#: How each wrapped signature begins in JSON.
+WRAPPED = b'"' + base64.b64encode(_WRAP)[:14]
 _MARK = re.compile(r"gemini:(?:text:([0-9]{1,9}):([0-9]{1,9})|image:([0-9]{1,9})|thought):(.*)", re.DOTALL)
 
 

@@ -7,7 +7,7 @@ same protocol. The canonical form is filled beside it, for routing and for other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ from adapters.chat import (
     ToolChoice,
 )
 from adapters.errors import MalformedRequest
+from adapters.paths import Paths, Spot, Words
 from adapters.protocols.responses import schema
 from adapters.protocols.responses.answers import MADE_THOUGHT, NAME, PARTS_APART
 
@@ -39,6 +40,25 @@ _INSTEAD_OF_INPUT = ("previous_response_id", "conversation", "prompt")
 #: A summary of the reasoning may be asked for; every protocol tells what its provider shows of it.
 _REASONING_MAPPED = frozenset({"effort", "summary", "generate_summary"})
 _TEXT_MAPPED = frozenset({"format", "verbosity"})
+
+#: Canonical names to those of this format.
+WORDS: Words = {
+    "messages": ("input",),
+    "end_user": ("safety_identifier", "user"),
+    "response_format": ("text.format",),
+    "response_format.schema": ("text.format.schema",),
+    "response_format.description": ("text.format.description",),
+    "verbosity": ("text.verbosity",),
+    "reasoning_effort": ("reasoning.effort",),
+    "reasoning_budget_tokens": (),
+    "logprobs": ("top_logprobs", "include"),
+    "cache": ("prompt_cache_breakpoint",),
+    "url": ("image_url", "file_url"),
+    "data": ("file_data", "image_url"),
+    "media_type": ("image_url", "file_data"),
+    "signature": ("signature", "encrypted_content"),
+    "tool_call_id": ("call_id",),
+}
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -63,9 +83,11 @@ def parse_request(body: bytes) -> ChatRequest:
         unmapped.append("include")
     if (wire.input is None or wire.input == ()) and not any(name in unmapped for name in _INSTEAD_OF_INPUT):
         raise MalformedRequest("input", "is required")
+    turns = _messages(wire, unmapped)
+    tools = [(f"tools[{i}]", _tool(raw, f"tools[{i}]", unmapped)) for i, raw in enumerate(wire.tools or ())]
     return ChatRequest(
-        messages=_messages(wire, unmapped),
-        tools=_tools(wire.tools or (), unmapped),
+        messages=tuple(turns.messages),
+        tools=tuple(tool for _, tool in tools if tool is not None),
         tool_choice=_tool_choice(wire.tool_choice, unmapped),
         parallel_tool_calls=wire.parallel_tool_calls,
         response_format=_response_format(wire.text.format if wire.text else None, unmapped),
@@ -82,6 +104,7 @@ def parse_request(body: bytes) -> ChatRequest:
         metadata=wire.metadata,
         end_user=wire.safety_identifier or wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
+        paths=Paths(messages=turns.spots, tools=[at for at, tool in tools if tool is not None], words=WORDS),
     )
 
 
@@ -101,27 +124,41 @@ class _Turns:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        #: Where each of them was.
+        self.spots: list[Spot] = []
         self._content: list[Part] = []
         self._refusals: list[str] = []
         self._reasoning: list[Reasoning] = []
         self._calls: list[ToolCall] = []
+        #: Of the turn that is not over, where its first item was, its parts, its calls and its thoughts.
+        self._first: str | None = None
+        self._said: list[str] = []
+        self._called: list[str] = []
+        self._thought: list[str] = []
 
-    def add(self, message: Message) -> None:
+    def add(self, message: Message, spot: Spot) -> None:
         self.flush()
         self.messages.append(message)
+        self.spots.append(spot)
 
-    def think(self, thought: Reasoning) -> None:
+    def think(self, thought: Reasoning, path: str) -> None:
         self._begin()
         self._reasoning.append(thought)
+        self._thought.append(path)
+        self._first = self._first or path
 
-    def say(self, content: Iterable[Part], refusal: str) -> None:
+    def say(self, content: Sequence[Part], refusal: str, path: str, places: Sequence[str]) -> None:
         self._begin()
         self._content += content
+        self._said += places
+        self._first = self._first or path
         if refusal:
             self._refusals.append(refusal)
 
-    def call(self, call: ToolCall) -> None:
+    def call(self, call: ToolCall, path: str) -> None:
         self._calls.append(call)
+        self._called.append(path)
+        self._first = self._first or path
 
     def flush(self) -> None:
         if self._content or self._refusals or self._reasoning or self._calls:
@@ -133,24 +170,27 @@ class _Turns:
                 tool_calls=tuple(self._calls),
             )
             self.messages.append(message)
+            self.spots.append(Spot(self._first or "input", self._said, self._called, self._thought))
         self._content, self._refusals, self._reasoning, self._calls = [], [], [], []
+        self._first, self._said, self._called, self._thought = None, [], [], []
 
     def _begin(self) -> None:
         if (self._content or self._refusals) and not self._calls:
             self.flush()
 
 
-def _messages(wire: schema.RequestIn, unmapped: list[str]) -> tuple[Message, ...]:
+def _messages(wire: schema.RequestIn, unmapped: list[str]) -> _Turns:
     turns = _Turns()
     if wire.instructions:
-        turns.add(Message(role=Role.SYSTEM, content=(Text(text=wire.instructions),)))
+        said = Message(role=Role.SYSTEM, content=(Text(text=wire.instructions),))
+        turns.add(said, Spot("instructions", ["instructions"]))
     if isinstance(wire.input, str):
-        turns.add(Message(role=Role.USER, content=_text(wire.input)))
+        turns.add(Message(role=Role.USER, content=_text(wire.input)), Spot("input", ["input"]))
     else:
         for i, raw in enumerate(wire.input or ()):
             _take_item(turns, raw, f"input[{i}]", unmapped)
     turns.flush()
-    return tuple(turns.messages)
+    return turns
 
 
 def _take_item(turns: _Turns, raw: msgspec.Raw, path: str, unmapped: list[str]) -> None:
@@ -158,24 +198,24 @@ def _take_item(turns: _Turns, raw: msgspec.Raw, path: str, unmapped: list[str]) 
     match kind.type or ("message" if kind.role else None):
         case "message":
             message = typed(raw, schema.MessageIn, path)
-            content, refusal = _content(message.content, f"{path}.content")
+            content, refusal, places = _content(message.content, f"{path}.content")
             if message.role == "assistant":
-                turns.say(content, refusal)
+                turns.say(content, refusal, path, places)
             elif refusal:
                 raise MalformedRequest(f"{path}.content", "only an assistant refuses")
             else:
-                turns.add(Message(role=Role(message.role), content=content))
+                turns.add(Message(role=Role(message.role), content=content), Spot(path, places))
         case "function_call":
             call = typed(raw, schema.CallIn, path)
             turns.call(
-                ToolCall(id=call.call_id, name=call.name, arguments=call.arguments, signature=call.signature),
+                ToolCall(id=call.call_id, name=call.name, arguments=call.arguments, signature=call.signature), path
             )
         case "function_call_output":
             result = typed(raw, schema.CallOutputIn, path)
-            content, _ = _content(result.output, f"{path}.output")
-            turns.add(Message(role=Role.TOOL, content=content, tool_call_id=result.call_id))
+            content, _, places = _content(result.output, f"{path}.output")
+            turns.add(Message(role=Role.TOOL, content=content, tool_call_id=result.call_id), Spot(path, places))
         case "reasoning":
-            turns.think(_reasoning(typed(raw, schema.ReasoningIn, path)))
+            turns.think(_reasoning(typed(raw, schema.ReasoningIn, path)), path)
         case None:
             raise MalformedRequest(f"{path}.type", "is required")
         case _:
@@ -194,11 +234,12 @@ def _text(text: str) -> tuple[Part, ...]:
     return (Text(text=text),) if text else ()
 
 
-def _content(content: str | Iterable[msgspec.Raw], path: str) -> tuple[tuple[Part, ...], str]:
-    """The parts, and what of them is a refusal."""
+def _content(content: str | Iterable[msgspec.Raw], path: str) -> tuple[tuple[Part, ...], str, list[str]]:
+    """The parts, what of them is a refusal, and where each part was."""
     if isinstance(content, str):
-        return _text(content), ""
+        return _text(content), "", [path]
     parts: list[Part] = []
+    places: list[str] = []
     refusals: list[str] = []
     for i, raw in enumerate(content):
         at = f"{path}[{i}]"
@@ -221,7 +262,9 @@ def _content(content: str | Iterable[msgspec.Raw], path: str) -> tuple[tuple[Par
                 raise MalformedRequest(f"{at}.refusal", "is required")
             case _:
                 parts.append(Opaque(protocol=NAME, raw=raw))
-    return tuple(parts), "".join(refusals)
+        if len(parts) > len(places):
+            places.append(at)
+    return tuple(parts), "".join(refusals), places
 
 
 def _cache(wire: schema.Breakpoint | None) -> str | None:
@@ -252,19 +295,12 @@ def _file(wire: schema.PartIn, cache: str | None, path: str) -> Document:
     return Document(data=data, media_type=media_type, filename=wire.filename, cache=cache)
 
 
-def _tools(raws: Iterable[msgspec.Raw], unmapped: list[str]) -> tuple[Tool, ...]:
-    tools = []
-    for i, raw in enumerate(raws):
-        path = f"tools[{i}]"
-        if typed(raw, schema.Kind, path).type == "function":
-            wire = typed(raw, schema.FunctionIn, path)
-            tool = Tool(
-                name=wire.name, description=wire.description, parameters=given(wire.parameters), strict=wire.strict
-            )
-            tools.append(tool)
-        else:
-            unmapped.append(path)
-    return tuple(tools)
+def _tool(raw: msgspec.Raw, path: str, unmapped: list[str]) -> Tool | None:
+    if typed(raw, schema.Kind, path).type != "function":
+        unmapped.append(path)
+        return None
+    wire = typed(raw, schema.FunctionIn, path)
+    return Tool(name=wire.name, description=wire.description, parameters=given(wire.parameters), strict=wire.strict)
 
 
 def _tool_choice(choice: str | schema.ToolChoiceIn | None, unmapped: list[str]) -> ToolChoice | None:

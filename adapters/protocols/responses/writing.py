@@ -38,54 +38,53 @@ from adapters.chat import (
     Tool,
     ToolChoice,
 )
-from adapters.contract import Endpoint, HttpRequest, UpstreamCall
-from adapters.errors import RequestNotExpressible
+from adapters.contract import HttpRequest, UpstreamCall
 from adapters.protocols.responses.answers import MADE_THOUGHT, NAME
-from adapters.protocols.responses.requests import ENCRYPTED, LOGPROBS
+from adapters.protocols.responses.requests import ENCRYPTED, LOGPROBS, WORDS
 from adapters.reasoning import effort_of
-from adapters.sending import add_extra, failure_told, omit, post
+from adapters.sending import Sending
 
 _PATH = "/responses"
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
+#: Canonical fields this API has no word for.
+_UNKNOWN = ("top_k", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias")
 
 
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
     endpoint, request = call.endpoint, call.request
     native = request.native
-    dropped: list[str] = []
+    sending = Sending(call, NAME, WORDS)
     if native is not None and native.protocol == NAME:
         if "background" in native.unmapped and "background" not in endpoint.omit:
-            raise RequestNotExpressible("background", "an answer is waited for, and none comes of this")
-        fields = _native_fields(request, native, endpoint, dropped)
+            raise sending.refusal("background", "an answer is waited for, and none comes of this")
+        fields = _native_fields(request, native, sending)
     else:
-        fields = _Writer(request, endpoint, dropped).fields()
+        fields = _Writer(request, sending).fields()
     fields.pop("stream", None)
     if not stream:
         fields.pop("stream_options", None)
-    omit(fields, endpoint, dropped)
     fields["model"] = call.model
     if stream:
         fields["stream"] = True
-    fields.update(endpoint.force)
-    return post(_PATH, fields, dropped, stream=stream)
+    sending.as_profiled(fields)
+    return sending.post(_PATH, fields, stream=stream)
 
 
-def _native_fields(
-    request: ChatRequest, native: NativeRequest, endpoint: Endpoint, dropped: list[str]
-) -> dict[str, Any]:
+def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending) -> dict[str, Any]:
     """The caller's own, but for what the profile says of this provider."""
     fields: dict[str, Any] = dict(native.fields)
+    endpoint = sending.endpoint
     if endpoint.reasoning == "off" and "reasoning" in fields:
         del fields["reasoning"]
-        dropped.append("reasoning")
+        sending.lost("reasoning")
     without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
     without_reasoning = "messages.reasoning" in endpoint.omit and _has_reasoning(request)
     if without_cache or without_reasoning:
         items = msgspec.json.decode(fields["input"])
-        fields["input"] = _stripped(items, dropped, cache=without_cache, reasoning=without_reasoning)
+        fields["input"] = _stripped(items, sending, cache=without_cache, reasoning=without_reasoning)
     return fields
 
 
@@ -110,50 +109,46 @@ def _is_foreign(item: dict[str, Any]) -> bool:
     return item_id.startswith(MADE_THOUGHT) if item_id else not item.get("encrypted_content")
 
 
-def _stripped(items: list[dict[str, Any]], dropped: list[str], *, cache: bool, reasoning: bool) -> list[Any]:
+def _stripped(items: list[dict[str, Any]], sending: Sending, *, cache: bool, reasoning: bool) -> list[Any]:
     """The items without what this provider has no word for."""
     kept = []
     for i, item in enumerate(items):
         if reasoning and item.get("type") == "reasoning" and _is_foreign(item):
-            dropped.append(f"input[{i}]")
+            sending.drop_own(f"input[{i}]")
             continue
         if reasoning and item.get("type") == "function_call" and item.pop("signature", None) is not None:
-            dropped.append(f"input[{i}].signature")
+            sending.drop_own(f"input[{i}].signature")
         for field in ("content", "output") if cache else ():
             parts = item.get(field)
             for j, part in enumerate(parts if isinstance(parts, list) else ()):
                 if isinstance(part, dict) and part.pop("prompt_cache_breakpoint", None) is not None:
-                    dropped.append(f"input[{i}].{field}[{j}].cache")
+                    sending.drop_own(f"input[{i}].{field}[{j}].prompt_cache_breakpoint")
         kept.append(item)
     return kept
 
 
 class _Writer:
-    """One canonical request in this protocol's words. What the endpoint omits is put down in `dropped`."""
+    """One canonical request in this protocol's words."""
 
-    def __init__(self, request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> None:
+    def __init__(self, request: ChatRequest, sending: Sending) -> None:
         self._request = request
-        self._endpoint = endpoint
-        self._dropped = dropped
+        self._sending = sending
+        self._endpoint = sending.endpoint
 
-    def _refuse(self, path: str, reason: str, name: str | None = None) -> None:
-        """Raises `RequestNotExpressible`, unless the endpoint omits the path, or the `name` that stands for it."""
-        if (path if name is None else name) not in self._endpoint.omit:
-            raise RequestNotExpressible(path, reason)
-        self._dropped.append(path)
+    def _refuse(self, path: str, reason: str, word: str | None = None) -> None:
+        self._sending.refuse(path, reason, word)
 
     def _asked(self, name: str, value: Any) -> Any:
-        """A field by its canonical name: None where the endpoint omits it."""
-        if value is None or name not in self._endpoint.omit:
+        """A field by its canonical name: None where the endpoint omits it, and does not force it by that name."""
+        if value is None or not self._sending.omits(name) or name in self._endpoint.force:
             return value
-        self._dropped.append(name)
+        self._sending.drop(name)
         return None
 
     def fields(self) -> dict[str, Any]:
         request = self._request
-        for path in request.native.unmapped if request.native is not None else ():
-            self._refuse(path, f"{NAME} has no such field")
-        self._refuse_unknown()
+        self._sending.refuse_unmapped()
+        self._sending.refuse_unknown(_UNKNOWN)
         instructions, first = self._instructions()
         logprobs = self._asked("logprobs", request.logprobs)
         reasoning = self._reasoning()
@@ -183,23 +178,8 @@ class _Writer:
         fields = {name: value for name, value in fields.items() if value is not None}
         if "store" not in self._endpoint.omit:
             fields["store"] = store is True
-        add_extra(fields, request, _ENVELOPE)
+        self._sending.add_extra(fields, _ENVELOPE)
         return fields
-
-    def _refuse_unknown(self) -> None:
-        request = self._request
-        given_fields = {
-            "top_k": request.top_k is not None,
-            "stop": bool(request.stop),
-            "seed": request.seed is not None,
-            "n": request.n not in {None, 1},
-            "presence_penalty": bool(request.presence_penalty),
-            "frequency_penalty": bool(request.frequency_penalty),
-            "logit_bias": bool(request.logit_bias),
-        }
-        for name, is_given in given_fields.items():
-            if is_given:
-                self._refuse(name, f"{NAME} has no such field")
 
     def _instructions(self) -> tuple[str | None, int]:
         """The leading system message where it is one plain text, and the number of the first message after it."""
@@ -213,8 +193,9 @@ class _Writer:
         effort = self._asked("reasoning_effort", self._request.reasoning_effort)
         budget = self._asked("reasoning_budget_tokens", self._request.reasoning_budget_tokens)
         if self._endpoint.reasoning == "off":
-            self._dropped += ["reasoning_effort"] if effort is not None else []
-            self._dropped += ["reasoning_budget_tokens"] if budget is not None else []
+            for name, value in (("reasoning_effort", effort), ("reasoning_budget_tokens", budget)):
+                if value is not None:
+                    self._sending.drop(name)
             return None
         if effort is None and budget is not None:
             effort = effort_of(budget)
@@ -245,7 +226,7 @@ class _Writer:
 
     def _tool(self, tool: Tool, path: str) -> dict[str, Any]:
         if tool.cache is not None:
-            self._refuse(f"{path}.cache", f"{NAME} has no cache boundary after a tool", "messages.cache")
+            self._refuse(f"{path}.cache", "has no cache boundary after a tool", "messages.cache")
         function = {
             "type": "function",
             "name": tool.name,
@@ -258,12 +239,9 @@ class _Writer:
 
     def _items(self, message: Message, path: str) -> list[Any]:
         if message.name is not None and message.role is not Role.TOOL:
-            self._refuse(f"{path}.name", f"{NAME} has no names of speakers", "messages.name")
+            self._refuse(f"{path}.name", "has no names of speakers", "messages.name")
         if message.is_error:
-            if "messages.is_error" in self._endpoint.omit:
-                self._dropped.append(f"{path}.is_error")
-            else:
-                message = failure_told(message)
+            message = self._sending.failure_told(message, path)
         match message.role:
             case Role.ASSISTANT:
                 return self._assistant(message, path)
@@ -288,7 +266,7 @@ class _Writer:
         for i, call in enumerate(message.tool_calls):
             if call.signature is not None:
                 at = f"{path}.tool_calls[{i}].signature"
-                self._refuse(at, f"{NAME} takes no signature of a call back", "messages.reasoning")
+                self._refuse(at, "takes no signature of a call back", "messages.reasoning")
             items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
         return items
 
@@ -307,7 +285,8 @@ class _Writer:
         if thought.signature is not None:
             item["encrypted_content"] = thought.signature
         elif field not in {"content", "summary"} and not stored:
-            raise RequestNotExpressible(path, "this provider takes back only reasoning that it has signed")
+            self._refuse(path, "takes back only reasoning that it has signed", "messages.reasoning")
+            return None
         if field == "content" and not thought.redacted:
             return {**item, "content": [{"type": "reasoning_text", "text": thought.text}]}
         if not thought.redacted:
@@ -326,16 +305,16 @@ class _Writer:
     def _part(self, message: Message, part: Part, path: str, text_type: str) -> Any:
         if isinstance(part, Opaque):
             if part.protocol != NAME:
-                raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                raise self._sending.refusal(path, f"a part that only {part.protocol} knows")
             return part.raw
         if message.role not in {Role.USER, Role.TOOL} and not isinstance(part, Text):
-            raise RequestNotExpressible(path, f"{NAME} takes only text from {message.role}")
+            raise self._sending.refusal(path, f"{NAME} takes only text from {message.role}")
         if isinstance(part, Audio):
-            raise RequestNotExpressible(path, f"{NAME} takes no sound")
+            raise self._sending.refusal(path, f"{NAME} takes no sound")
         rendered = _render_part(part, text_type)
         if part.cache is not None:
             if "messages.cache" in self._endpoint.omit or text_type == "output_text":
-                self._refuse(f"{path}.cache", f"{NAME} has cache boundaries in input only", "messages.cache")
+                self._refuse(f"{path}.cache", "has cache boundaries in input only", "messages.cache")
             else:
                 rendered["prompt_cache_breakpoint"] = {
                     "mode": "explicit",

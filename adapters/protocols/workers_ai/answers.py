@@ -48,8 +48,10 @@ _FINISH: dict[StopReason, str] = {
 _FAILED = frozenset({"error", "abort"})
 
 _answer = msgspec.json.Decoder(schema.AnswerOut)
+_items = msgspec.json.Decoder(schema.ItemsOut)
 _loose_answer = msgspec.json.Decoder(schema.LooseAnswer)
 _text = msgspec.json.Decoder(str)
+_encode = msgspec.json.Encoder().encode
 
 
 def decode_answer(data: bytes | msgspec.Raw) -> schema.AnswerOut:
@@ -95,7 +97,8 @@ def finish_reason(reason: StopReason) -> str:
 def read_usage(wire: schema.UsageOut) -> Usage:
     """A figure that is no count is no figure."""
     prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
-    total_in, total_out = _count(wire.prompt_tokens), _count(wire.completion_tokens)
+    total_in = _count(wire.prompt_tokens if wire.prompt_tokens is not None else wire.input_tokens)
+    total_out = _count(wire.completion_tokens if wire.completion_tokens is not None else wire.output_tokens)
     return Usage(
         input_total=total_in,
         cache_read=_part(prompt.cached_tokens if prompt else None, total_in),
@@ -276,6 +279,10 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
     body = body.strip()
     wire, payload = unwrapped(body, headers=headers)
     choices = []
+    omitted: tuple[str, ...] = ()
+    if wire.output is not ABSENT and wire.response is ABSENT and not wire.choices:
+        choice, omitted = _choice_of_items(wire, payload, headers)
+        choices.append(choice)
     for out in wire.choices or ():
         reader, events = Reader(out.index), list[Event]()
         reader.take(out.message or schema.Content(), payload, wire.id, events)
@@ -298,7 +305,54 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         provider_request_id=request_id(headers),
         native=msgspec.Raw(body),
         native_protocol=NAME,
+        omitted=omitted,
     )
+
+
+#: Why an answer in the Responses shape is not complete, by the words of the other shapes.
+_INCOMPLETE = {"max_output_tokens": "length", "content_filter": "content_filter"}
+_MOST_OMITTED, _KIND_CHARACTERS = 16, 64
+
+
+def _choice_of_items(
+    wire: schema.AnswerOut, payload: bytes, headers: Mapping[str, str]
+) -> tuple[Choice, tuple[str, ...]]:
+    """
+    An answer in the Responses shape, and the kinds of its items that are not carried. Raises as `parse_answer`.
+    https://developers.cloudflare.com/workers-ai/models/gpt-oss-120b/
+    """
+    try:
+        told = _items.decode(payload)
+    except msgspec.DecodeError as error:
+        raise Broken("what came is no answer of this protocol", code="malformed") from error
+    reader, events = Reader(0), list[Event]()
+    omitted: dict[str, None] = {}
+    for item in told.output:
+        pieces = item.content or ()
+        match item.type:
+            case "reasoning":
+                reader.think("".join(piece.text or "" for piece in pieces or item.summary or ()), events)
+            case "message":
+                said = "".join(piece.text or "" for piece in pieces)
+                refusal = "".join(piece.refusal or "" for piece in pieces)
+                reader.take(schema.Content(content=said, refusal=refusal), payload, wire.id, events)
+            case "function_call":
+                arguments = msgspec.Raw(_encode(item.arguments or ""))
+                call = schema.ToolCallOut(id=item.call_id, name=item.name, arguments=arguments)
+                reader.call((call,), payload, wire.id, events)
+            case kind:
+                omitted[kind[:_KIND_CHARACTERS]] = None
+    match told.status:
+        case "completed":
+            finish = "stop"
+        case "incomplete":
+            reason = told.incomplete_details.reason if told.incomplete_details is not None else None
+            finish = _INCOMPLETE.get(reason or "", reason or told.status)
+        case "failed" | "cancelled":
+            finish = "error"
+        case _:
+            raise Broken("the answer does not say that it is complete", code="no_terminal")
+    return _choice(0, reader, events, finish, payload, wire, headers), tuple(omitted)[:_MOST_OMITTED]
 
 
 def is_failed_finish(reason: str) -> bool:

@@ -15,13 +15,17 @@ from adapters.body import ABSENT, read_fields, typed
 from adapters.chat import NativeRequest
 from adapters.classify import request_id
 from adapters.contract import EmbeddingCall, EmbeddingRequest, EmbeddingResponse, HttpRequest
-from adapters.errors import Broken, RequestNotExpressible
+from adapters.errors import Broken
+from adapters.paths import Paths, Words
 from adapters.protocols.workers_ai import failures, schema
 from adapters.protocols.workers_ai.answers import NAME, read_usage
 from adapters.protocols.workers_ai.rendering import render_usage
 from adapters.protocols.workers_ai.requests import path_of
-from adapters.sending import post
+from adapters.sending import Sending
 from metering.usage import NOTHING
+
+#: Canonical names to those of this format.
+_WORDS: Words = {"inputs": ("text",)}
 
 _encode = msgspec.json.Encoder().encode
 _envelope = msgspec.json.Decoder(schema.EmbeddingsEnvelope)
@@ -36,6 +40,7 @@ def parse_request(body: bytes) -> EmbeddingRequest:
         native=NativeRequest(
             protocol=NAME, fields=fields, unmapped=tuple(name for name in fields if name not in {"text", "model"})
         ),
+        paths=Paths(words=_WORDS),
     )
 
 
@@ -53,26 +58,22 @@ def render_response(response: EmbeddingResponse) -> bytes:
 
 def render_request(call: EmbeddingCall) -> HttpRequest:
     """Raises `RequestNotExpressible` before anything is sent."""
-    endpoint, request, native = call.endpoint, call.request, call.request.native
-    dropped: list[str] = []
+    request, native = call.request, call.request.native
+    sending = Sending(call, NAME, _WORDS)
     fields: dict[str, Any]
     if native is not None and native.protocol == NAME:
         fields = {name: raw for name, raw in native.fields.items() if name != "model"}
     else:
-        refused = [name for name in ("dimensions", "purpose", "end_user") if getattr(request, name) is not None]
-        for name in (*(native.unmapped if native is not None else ()), *refused):
-            if name not in endpoint.omit:
-                raise RequestNotExpressible(name, f"{NAME} has no such field")
-            dropped.append(name)
+        sending.refuse_unmapped()
+        for name in ("dimensions", "purpose", "end_user"):
+            if getattr(request, name) is not None:
+                sending.refuse(name, "has no such field")
         for i, text in enumerate(request.inputs):
             if not isinstance(text, str):
-                raise RequestNotExpressible(f"inputs[{i}]", f"{NAME} takes only text, no numbers of tokens")
+                raise sending.refusal(f"inputs[{i}]", f"{NAME} takes only text, no numbers of tokens")
         fields = {"text": list(request.inputs)}
-    for name in sorted(endpoint.omit & fields.keys()):
-        del fields[name]
-        dropped.append(name)
-    fields.update(endpoint.force)
-    return post(path_of(call.model), fields, dropped, stream=False)
+    sending.as_profiled(fields)
+    return sending.post(path_of(call.model), fields, stream=False)
 
 
 def parse_response(headers: Mapping[str, str], body: bytes) -> EmbeddingResponse:

@@ -31,12 +31,13 @@ from adapters.chat import (
     ToolCall,
     ToolChoice,
 )
-from adapters.contract import Endpoint, HttpRequest, UpstreamCall
-from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.contract import HttpRequest, UpstreamCall
+from adapters.errors import MalformedRequest
+from adapters.paths import Paths, Spot, Words
 from adapters.protocols.workers_ai import schema
 from adapters.protocols.workers_ai.answers import NAME
 from adapters.reasoning import effort_of
-from adapters.sending import add_extra, described_schema, failure_told, post
+from adapters.sending import Sending
 from adapters.urls import path_step
 
 #: Top-level fields that are ours to write.
@@ -44,7 +45,31 @@ _ENVELOPE = frozenset({"model", "stream"})
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
 
 #: What a request of chat may hold and this API has no word for.
-_UNKNOWN = ("stop", "n", "logprobs", "top_logprobs", "logit_bias", "verbosity", "service_tier", "store", "metadata")
+_UNKNOWN = (
+    "stop",
+    "n",
+    "logprobs",
+    "top_logprobs",
+    "logit_bias",
+    "verbosity",
+    "service_tier",
+    "store",
+    "metadata",
+    "end_user",
+)
+#: Canonical names to those of this format.
+WORDS: Words = {
+    "max_output_tokens": ("max_tokens",),
+    "response_format.schema": ("response_format.json_schema",),
+    "detail": ("image_url.detail",),
+    "url": ("image_url.url",),
+    "data": ("image_url.url",),
+    "media_type": ("image_url.url",),
+    "reasoning": ("reasoning_content",),
+    "arguments": ("function.arguments", "arguments"),
+    "strict": ("function.strict",),
+    "tool_call_id": ("tool_call_id", "name"),
+}
 #: The header by which requests with a common prefix reach the same machine.
 _AFFINITY = "x-session-affinity"
 
@@ -76,10 +101,10 @@ def parse_request(body: bytes) -> ChatRequest:
         messages = (Message(role=Role.USER, content=(Text(text=wire.prompt),)),)
     else:
         raise MalformedRequest("messages", "is required")
-    tools = [_tool(tool, f"tools[{i}]", unmapped) for i, tool in enumerate(wire.tools or ())]
+    tools = [(f"tools[{i}]", _tool(tool, f"tools[{i}]", unmapped)) for i, tool in enumerate(wire.tools or ())]
     return ChatRequest(
         messages=messages,
-        tools=tuple(tool for tool in tools if tool is not None),
+        tools=tuple(tool for _, tool in tools if tool is not None),
         tool_choice=_tool_choice(wire.tool_choice, unmapped),
         response_format=_response_format(wire.response_format, unmapped),
         max_output_tokens=wire.max_tokens,
@@ -90,6 +115,11 @@ def parse_request(body: bytes) -> ChatRequest:
         frequency_penalty=wire.frequency_penalty,
         presence_penalty=wire.presence_penalty,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
+        paths=Paths(
+            messages=(Spot("prompt", ("prompt",)),) if wire.messages is None else (),
+            tools=[at for at, tool in tools if tool is not None],
+            words=WORDS,
+        ),
     )
 
 
@@ -218,12 +248,12 @@ def path_of(model: str) -> str:
 def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
     """Raises `RequestNotExpressible` for what this protocol, or this endpoint, has no word for."""
     endpoint, request = call.endpoint, call.request
-    dropped: list[str] = []
+    sending = Sending(call, NAME, WORDS)
     fields: dict[str, Any]
     if request.native is not None and request.native.protocol == NAME:
         fields = dict(request.native.fields)
     else:
-        fields = _Writer(request, endpoint, dropped).fields()
+        fields = _Writer(request, sending).fields()
         wanted = request.response_format
         if wanted is not None and wanted.kind != "text":
             # JSON mode does not stream; its one answer is then read as if it had.
@@ -232,41 +262,35 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
         fields.pop(name, None)
     if stream:
         fields["stream"] = True
-    for name in sorted(endpoint.omit & fields.keys()):
-        del fields[name]
-        dropped.append(name)
-    fields.update(endpoint.force)
+    sending.as_profiled(fields)
     headers = {}
     key = request.prompt_cache_key
-    if key is not None and "prompt_cache_key" not in endpoint.omit:
-        if not (key.isascii() and key.isprintable() and len(key) <= 256):
-            raise RequestNotExpressible("prompt_cache_key", f"{NAME} sends it as a header, which cannot hold this")
-        headers[_AFFINITY] = key
+    if key is not None and "prompt_cache_key" in endpoint.omit:
+        sending.drop("prompt_cache_key")
     elif key is not None:
-        dropped.append("prompt_cache_key")
-    return post(path_of(call.model), fields, dropped, stream=stream, headers=headers)
+        if key.isascii() and key.isprintable() and len(key) <= 256:
+            headers[_AFFINITY] = key
+        else:
+            sending.refuse("prompt_cache_key", "sends it as a header, which cannot hold this")
+    return sending.post(path_of(call.model), fields, stream=stream, headers=headers)
 
 
 class _Writer:
     """One canonical request in the words of this protocol."""
 
-    def __init__(self, request: ChatRequest, endpoint: Endpoint, dropped: list[str]) -> None:
+    def __init__(self, request: ChatRequest, sending: Sending) -> None:
         self._request = request
-        self._endpoint = endpoint
-        self._dropped = dropped
+        self._sending = sending
+        self._endpoint = sending.endpoint
         #: Of the calls so far, what function each was of.
         self._names: dict[str, str] = {}
 
     def fields(self) -> dict[str, Any]:
         request = self._request
-        if request.native is not None:
-            for path in request.native.unmapped:
-                self._refuse(path, "has no such field", path)
-        for name in (*_UNKNOWN, "end_user"):
-            if getattr(request, name) not in {None, ()} if name == "stop" else getattr(request, name) is not None:
-                self._refuse(name, "has no such field", name)
+        self._sending.refuse_unmapped()
+        self._sending.refuse_unknown(_UNKNOWN)
         if request.parallel_tool_calls is False:
-            self._refuse("parallel_tool_calls", "cannot forbid more than one call at a time", "parallel_tool_calls")
+            self._refuse("parallel_tool_calls", "cannot forbid more than one call at a time")
         limit = request.max_output_tokens
         fields: dict[str, Any] = {
             "messages": [self._message(m, f"messages[{i}]") for i, m in enumerate(request.messages)],
@@ -285,14 +309,11 @@ class _Writer:
             "reasoning_effort": self._effort(),
         }
         fields = {name: value for name, value in fields.items() if value is not None}
-        add_extra(fields, request, _ENVELOPE)
+        self._sending.add_extra(fields, _ENVELOPE)
         return fields
 
-    def _refuse(self, path: str, reason: str, *keys: str) -> None:
-        """Dropped where the profile names one of `keys`, else refused."""
-        if self._endpoint.omit.isdisjoint(keys):
-            raise RequestNotExpressible(path, f"{NAME} {reason}")
-        self._dropped.append(path)
+    def _refuse(self, path: str, reason: str, word: str | None = None) -> None:
+        self._sending.refuse(path, reason, word)
 
     def _effort(self) -> str | None:
         """Only some models take it, so only a profile that says so sends it."""
@@ -305,9 +326,9 @@ class _Writer:
             if value is None:
                 continue
             if self._endpoint.reasoning == "off":
-                self._dropped.append(name)
+                self._sending.drop(name)
             else:
-                self._refuse(name, "has no such field for all its models", name)
+                self._refuse(name, "has no such field for all its models")
         return None
 
     def _format(self) -> dict[str, Any] | None:
@@ -316,28 +337,26 @@ class _Writer:
             return None
         if wanted.kind != "json_schema":
             return {"type": wanted.kind}
-        schema = described_schema(wanted)
+        schema = self._sending.described_schema(wanted)
         return {"type": "json_schema", "json_schema": schema if schema is not None else {}}
 
     def _message(self, message: Message, path: str) -> dict[str, Any]:
         role = Role.SYSTEM if message.role is Role.DEVELOPER else message.role
         if message.is_error:
-            if "messages.is_error" in self._endpoint.omit:
-                self._dropped.append(f"{path}.is_error")
-            else:
-                message = failure_told(message)
+            message = self._sending.failure_told(message, path)
         rendered: dict[str, Any] = {"role": str(role), "content": self._content(message, path)}
         if message.refusal:
             if not isinstance(rendered["content"], str):
-                raise RequestNotExpressible(f"{path}.refusal", f"{NAME} takes it only where there is nothing but text")
+                raise self._sending.refusal(f"{path}.refusal", f"{NAME} takes it only where there is nothing but text")
             rendered["content"] += message.refusal
         if message.reasoning:
             self._reasoning(message, path, rendered)
         if message.tool_calls:
             self._names |= {call.id: call.name for call in message.tool_calls}
             # A proof for its own provider, and no other one misses it.
-            signed = [i for i, call in enumerate(message.tool_calls) if call.signature is not None]
-            self._dropped.extend(f"{path}.tool_calls[{i}].signature" for i in signed)
+            for i, call in enumerate(message.tool_calls):
+                if call.signature is not None:
+                    self._sending.drop(f"{path}.tool_calls[{i}].signature")
             rendered["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in message.tool_calls
@@ -362,8 +381,8 @@ class _Writer:
         parts = [self._part(part, f"{path}.content[{j}]") for j, part in enumerate(message.content)]
         if all(isinstance(part, Text) for part in message.content):
             return "".join(part["text"] for part in parts)
-        if message.role is not Role.USER and not all(isinstance(part, Text | Opaque) for part in message.content):
-            raise RequestNotExpressible(f"{path}.content", f"{NAME} takes only text from {message.role}")
+        if message.role is not Role.USER:
+            self._sending.refuse_all_but_text(message, path)
         return parts
 
     def _part(self, part: Part, path: str) -> Any:
@@ -381,10 +400,10 @@ class _Writer:
                 return {"type": "image_url", "image_url": {"url": url}}
             case Opaque():
                 if part.protocol != NAME:
-                    raise RequestNotExpressible(path, f"a part that only {part.protocol} knows")
+                    raise self._sending.refusal(path, f"a part that only {part.protocol} knows")
                 return part.raw
             case _:
-                raise RequestNotExpressible(path, f"{NAME} takes only text and pictures")
+                raise self._sending.refusal(path, f"{NAME} takes only text and pictures")
 
     def _tool(self, tool: Tool, path: str) -> dict[str, Any]:
         self._refuse_cache(tool.cache, path)

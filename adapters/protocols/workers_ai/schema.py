@@ -113,6 +113,9 @@ class CompletionDetails(Wire):
 class UsageOut(Wire):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    #: The words of the Responses shape, where it does not use the others.
+    input_tokens: int | None = None
+    output_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
 
@@ -149,6 +152,37 @@ class ChoiceOut(Wire):
     finish_reason: str | None = None
 
 
+class PieceOut(Wire):
+    """A part of an item, or of its summary."""
+
+    type: str = ""
+    text: str | None = None
+    refusal: str | None = None
+
+
+class ItemOut(Wire):
+    """A thought, a message or a call in the Responses shape."""
+
+    type: str = ""
+    content: tuple[PieceOut, ...] | None = None
+    summary: tuple[PieceOut, ...] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+
+
+class Incomplete(Wire):
+    reason: str | None = None
+
+
+class ItemsOut(Wire):
+    """An answer in the Responses shape, which models of OpenAI's have."""
+
+    output: tuple[ItemOut, ...]
+    status: str | None = None
+    incomplete_details: Incomplete | None = None
+
+
 class LooseAnswer(Wire):
     """An answer or a chunk, in either shape, with nothing read that a good answer can do without."""
 
@@ -158,6 +192,8 @@ class LooseAnswer(Wire):
     reasoning_content: str | None = None
     finish_reason: str | None = None
     choices: tuple[ChoiceOut, ...] | None = None
+    #: The items of the Responses shape.
+    output: msgspec.Raw = ABSENT
     id: str | None = None
     model: str | None = None
     #: Cloudflare's envelope, and others.

@@ -16,7 +16,17 @@ import msgspec
 
 from adapters.simulator import requests
 from adapters.simulator.content import Answer, Choice, Piece, taking_turns
-from adapters.simulator.dialect import NUMBER, Asked, Frame, decode, event, field_names, refuse_unshown, text_of
+from adapters.simulator.dialect import (
+    AS_ASKED,
+    NUMBER,
+    Asked,
+    Frame,
+    decode,
+    event,
+    field_names,
+    refuse_unshown,
+    text_of,
+)
 from adapters.simulator.faults import Faults
 from adapters.simulator.ledger import Ended
 from adapters.simulator.requests import BadRequest
@@ -147,6 +157,7 @@ class AnthropicMessages:
     """The protocol; a `Dialect`."""
 
     request_id_header = "request-id"
+    statuses = AS_ASKED
 
     def check(self, faults: Faults) -> None:
         refuse_unshown(faults, _SHOWN)

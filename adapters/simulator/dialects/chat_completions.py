@@ -10,6 +10,7 @@ import msgspec
 
 from adapters.simulator.content import Answer, Choice, Piece, taking_turns
 from adapters.simulator.dialect import (
+    AS_ASKED,
     NUMBER,
     TIME,
     Asked,
@@ -31,6 +32,7 @@ class ChatCompletions:
     """The protocol; a `Dialect`."""
 
     request_id_header = "x-request-id"
+    statuses = AS_ASKED
 
     def check(self, faults: Faults) -> None:
         """It can show them all."""

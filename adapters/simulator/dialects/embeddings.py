@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from adapters.simulator.content import Answer
-from adapters.simulator.dialect import Asked, Writer, decode, field_names, refuse_unshown, text_of
+from adapters.simulator.dialect import AS_ASKED, Asked, Writer, decode, field_names, refuse_unshown, text_of
 from adapters.simulator.dialects import openai
 from adapters.simulator.faults import Faults
 from adapters.simulator.ledger import Ended
@@ -39,6 +39,7 @@ class Embeddings:
     """A `Dialect`."""
 
     request_id_header = "x-request-id"
+    statuses = AS_ASKED
 
     def check(self, faults: Faults) -> None:
         refuse_unshown(faults, {"terminal": (), "finish": ()})

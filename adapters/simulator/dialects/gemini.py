@@ -137,10 +137,15 @@ class Body(_Strict):
     simulate: dict[str, Any] | None = None
 
 
+#: A key that is not valid is a 400 here. https://ai.google.dev/gemini-api/docs/troubleshooting
+_STATUSES = {401: 400}
+
+
 class Gemini:
     """The protocol; a `Dialect`."""
 
     request_id_header = "x-goog-request-id"
+    statuses = _STATUSES
 
     def check(self, faults: Faults) -> None:
         refuse_unshown(faults, _SHOWN)

@@ -16,7 +16,18 @@ import msgspec
 
 from adapters.simulator import requests
 from adapters.simulator.content import Answer, Choice, Piece, taking_turns
-from adapters.simulator.dialect import NUMBER, TIME, Asked, Frame, decode, event, field_names, refuse_unshown, text_of
+from adapters.simulator.dialect import (
+    AS_ASKED,
+    NUMBER,
+    TIME,
+    Asked,
+    Frame,
+    decode,
+    event,
+    field_names,
+    refuse_unshown,
+    text_of,
+)
 from adapters.simulator.dialects import openai
 from adapters.simulator.faults import Faults
 from adapters.simulator.ledger import Ended
@@ -133,6 +144,7 @@ class Responses:
     """The protocol; a `Dialect`."""
 
     request_id_header = "x-request-id"
+    statuses = AS_ASKED
 
     def check(self, faults: Faults) -> None:
         refuse_unshown(faults, _SHOWN)

@@ -16,7 +16,7 @@ import msgspec
 
 from adapters.simulator import requests
 from adapters.simulator.content import Answer, Piece, taking_turns
-from adapters.simulator.dialect import Asked, Frame, decode, event, field_names, refuse_unshown, text_of
+from adapters.simulator.dialect import AS_ASKED, Asked, Frame, decode, event, field_names, refuse_unshown, text_of
 from adapters.simulator.faults import Faults
 from adapters.simulator.ledger import Ended
 from adapters.simulator.requests import BadRequest
@@ -91,6 +91,7 @@ class WorkersAi:
     """The protocol; a `Dialect`."""
 
     request_id_header = "cf-ai-req-id"
+    statuses = AS_ASKED
 
     def check(self, faults: Faults) -> None:
         refuse_unshown(faults, _SHOWN)

@@ -185,7 +185,7 @@ def test_a_request_is_read_into_the_canonical_form():
         ({"metadata": {"user_id": "u", "team": "t"}}, ["metadata.team"]),
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "citations": [{"type": "c"}]}]}]},
-            ["messages.citations"],
+            ["messages[0].content[0].citations"],
         ),
         (
             {
@@ -196,7 +196,7 @@ def test_a_request_is_read_into_the_canonical_form():
                     }
                 ]
             },
-            ["messages.cache"],
+            ["messages[0].content[0].cache_control"],
         ),
     ],
 )
@@ -340,7 +340,7 @@ def test_what_the_profile_omits_is_told_and_what_it_forces_wins():
     )
     content = json.loads(rendered.body)
     assert (content["temperature"], content["top_k"]) == (1, 7)
-    assert rendered.dropped == ("top_k",)
+    assert rendered.dropped == ("temperature", "top_k")
 
 
 def test_reasoning_off_switches_it_off_in_a_native_request_too():
@@ -631,8 +631,8 @@ def test_what_asks_for_what_is_the_case_anyway_is_no_question(request_):
             Message(role=Role.USER, content=(Document(data=b"\xff", media_type="text/plain"),)),
             "messages[0].content[0].data",
         ),
-        (Message(role=Role.ASSISTANT, content=(Image(url="https://h/i"),)), "messages[0].content"),
-        (Message(role=Role.ASSISTANT, reasoning=(Reasoning(text="hm"),)), "messages[0].reasoning"),
+        (Message(role=Role.ASSISTANT, content=(Image(url="https://h/i"),)), "messages[0].content[0]"),
+        (Message(role=Role.ASSISTANT, reasoning=(Reasoning(text="hm"),)), "messages[0].reasoning[0]"),
         (
             Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="t", name="f", arguments='{"a":'),)),
             "messages[0].tool_calls[0].arguments",
@@ -666,9 +666,9 @@ def test_marks_of_a_message_are_dropped_where_the_profile_says_so():
         "messages[0].name",
         "messages[0].content[0].cache",
         "messages[0].content[1].detail",
-        "messages[1].reasoning",
+        "messages[1].reasoning[0]",
         "messages[2].is_error",
-        "tools.f.cache",
+        "tools[0].cache",
     }
     assert b"cache_control" not in rendered.body
     assert b"is_error" not in rendered.body

@@ -222,7 +222,7 @@ async def test_an_answer_comes_with_its_vectors_and_what_was_dropped(upstream):
     async with raw_provider(handle) as provider:
         response = await upstream.embed(call(provider.port, omit=frozenset({"user"})))
     assert response.vectors == ((1.0, 2.0), (3.0, 4.0))
-    assert response.dropped == ("user",)
+    assert response.dropped == ("end_user",)
     assert response.remaining is not None
     assert response.remaining.requests == 5
     assert provider.requests[0].head.startswith(b"POST /v1/embeddings HTTP/1.1")

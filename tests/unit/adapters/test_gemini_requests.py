@@ -26,8 +26,9 @@ from adapters.chat import (
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.paths import CANONICAL
 from adapters.protocols.gemini import Gemini, envelope
-from adapters.protocols.gemini.signatures import wrapped
+from adapters.protocols.gemini.signatures import UNSIGNED, wrapped
 
 PROTOCOL = Gemini()
 HI = Message(role=Role.USER, content=(Text(text="hi"),))
@@ -114,9 +115,9 @@ def test_a_request_in_either_spelling_is_the_same():
         generation_config={"max_output_tokens": 9, "top_k": 40, "thinking_config": {"thinking_budget": 5}},
         tools={"function_declarations": {"name": "f", "parameters_json_schema": {"type": "object"}}},
     )
-    assert msgspec.to_builtins(msgspec.structs.replace(camel, native=None, tools=())) == msgspec.to_builtins(
-        msgspec.structs.replace(snake, native=None, tools=())
-    )
+    assert msgspec.to_builtins(
+        msgspec.structs.replace(camel, native=None, tools=(), paths=CANONICAL)
+    ) == msgspec.to_builtins(msgspec.structs.replace(snake, native=None, tools=(), paths=CANONICAL))
     assert camel.max_output_tokens == 9
     assert camel.top_k == 40
     assert camel.reasoning_budget_tokens == 5
@@ -405,6 +406,44 @@ def test_a_request_of_its_own_goes_on_byte_for_byte_but_for_the_model():
     assert sent == native.replace(b'"model":"models/x",', b"")
 
 
+@pytest.mark.parametrize(("model_name", "marked"), [("gemini-3-pro", True), ("gemini-2.5-pro", False)])
+def test_what_another_provider_signed_is_taken_off_a_request_of_its_own(model_name, marked):
+    foreign = wrapped("EqoB-/_")
+    call_part = {"functionCall": {"name": "f", "args": {}}, "thought_signature": foreign}
+    request = read(
+        contents=[
+            {"role": "user", "parts": {"text": "hi"}},
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "hm", "thought": True, "thoughtSignature": foreign},
+                    {"text": "a", "thoughtSignature": "QUJD"},
+                    {"text": "", "thoughtSignature": foreign.replace("+", "-").replace("/", "_")},
+                    call_part,
+                ],
+            },
+        ]
+    )
+    sent = rendered(request, model=model_name)
+    told = {"functionCall": {"name": "f", "args": {}}}
+    assert json.loads(sent.body)["contents"] == [
+        {"role": "user", "parts": {"text": "hi"}},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "hm", "thought": True},
+                {"text": "a", "thoughtSignature": "QUJD"},
+                told | ({"thoughtSignature": UNSIGNED} if marked else {}),
+            ],
+        },
+    ]
+    assert sent.dropped == (
+        "contents[1].parts[0].thoughtSignature",
+        "contents[1].parts[2].thoughtSignature",
+        "contents[1].parts[3].thought_signature",
+    )
+
+
 def test_the_profile_omits_and_forces_in_a_request_of_its_own_too():
     request = read(safetySettings=[1], generation_config={"top_k": 4, "seed": 1})
     sent = rendered(
@@ -417,7 +456,7 @@ def test_the_profile_omits_and_forces_in_a_request_of_its_own_too():
         "generation_config": {"seed": 1},
         "store": False,
     }
-    assert sent.dropped == ("generationConfig.topK", "safetySettings")
+    assert sent.dropped == ("generation_config.top_k", "safetySettings")
 
 
 # ------------------------------------------------------------------- writing
@@ -621,7 +660,7 @@ def test_what_gemini_has_no_word_for_is_refused_or_dropped_as_the_profile_says(c
                     reasoning=(Reasoning(signature="s", redacted=True),),
                 ),
             ),
-            "messages[1].reasoning",
+            "messages[1].reasoning[0]",
             "messages.reasoning",
         ),
         (

