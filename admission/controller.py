@@ -685,7 +685,7 @@ def _expected_s(seen: Waiting | None) -> float:
     """When asking again may help, as far as the queue told."""
     if seen is None:
         return 1.0
-    return max(1.0, seen.until_s or seen.expected_wait_s or 1.0)
+    return max(1.0, seen.expected_wait_s or seen.until_s or 1.0)
 
 
 def not_dispatched(lease: Lease, record: bytes) -> Settlement:

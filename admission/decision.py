@@ -25,6 +25,7 @@ from admission.core.judge import first_content
 from admission.core.occupancy import Occupancy, wait_reason
 from admission.core.owners import bury, overdue, renew, take
 from admission.core.settle import abandon, settle
+from admission.core.waits import expected_ms
 from admission.core.work import Work
 from admission.lease import Fence, Waiting
 from admission.state import (
@@ -111,10 +112,12 @@ def waits(state: State, now: int, debits: Iterable[str]) -> dict[str, Waiting]:
         if ticket.state == "queued" and ticket.debit_id in wanted:
             counted = Occupancy(work, ticket.group)
             reason, until = wait_reason(work, ticket, counted)
+            expected = expected_ms(work, ticket, counted, reason, until)
             found[ticket.debit_id] = Waiting(
                 group=ticket.group,
                 position=counted.ahead(ticket) + 1,
                 reason=reason,
+                expected_wait_s=None if expected is None else expected / 1000,
                 until_s=None if until is None else to_ms(until - now) / 1000,
             )
     return found

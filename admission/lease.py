@@ -84,7 +84,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     #: "capacity", "model_capacity", "rate", "cooldown", "quarantine" or "store", or why a floor is there:
     #: "rate_limited", "credential_rejected" or "quota_exhausted".
     reason: str
-    #: From the throughput of the last minute; None where that tells nothing.
+    #: By how long calls of the group held their slots of late, or until its rate allows it. None: nobody knows.
     expected_wait_s: float | None = None
     #: When a cooldown or a floor ends, or the first slot comes out of quarantine.
     until_s: float | None = None

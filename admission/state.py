@@ -159,6 +159,13 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
         return round(max(waits) * 60 * SECOND)
 
 
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How long calls of a group held their slots of late, in seconds together, and how many they were."""
+
+    held: float = 0.0
+    ended: float = 0.0
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     settings: GroupSettings
     version: int
@@ -211,6 +218,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     fences: Mapping[tuple[uuid.UUID, str, str], int] = {}
     #: Nothing is granted before this: the store may have forgotten grants.
     closed_until: int = 0
+    #: By group; only of those whose calls ended while others waited.
+    paces: Mapping[str, Pace] = {}
     #: In their order.
     changes: tuple[Change, ...] = ()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -14,9 +15,12 @@ from admission.core.grants import choose
 from admission.core.occupancy import Occupancy
 from admission.core.reconcile import reconcile
 from admission.core.rows import chosen_row, ms_until, replayed_row
+from admission.core.waits import place_in_ms
 from admission.core.work import Work
 from admission.lease import Class
 from admission.state import Acquire, Answers, Ticket
+
+_FULL: Final = "queue_full"
 
 
 def acquire(w: Work, event: Acquire) -> Answers:
@@ -27,6 +31,10 @@ def acquire(w: Work, event: Acquire) -> Answers:
     _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
     chosen = _granted_at_once(w, event.group, chosen)
     after = Occupancy(w, event.group)
+    full = [ticket_id for ticket_id, row in refusals.items() if row.answer == _FULL]
+    if full:
+        place_in = place_in_ms(w, event.group, after)
+        refusals |= {ticket_id: TicketRow(ticket_id, _FULL, expected_ms=place_in) for ticket_id in full}
     rows = [chosen_row(w, event.owner, ticket) for ticket in chosen]
     told = {ticket.ticket_id for ticket in chosen if ticket.owner == event.owner}
     for asked in event.elements:
@@ -60,7 +68,7 @@ def _enqueue(
             # Batch takes at most half of the queue: a large submission must not turn interactive callers away.
             room = waiting < bound and (ticket.klass is not Class.BATCH or batch < (bound + 1) // 2)
         if not room:
-            refusals[ticket.ticket_id] = TicketRow(ticket.ticket_id, "queue_full")
+            refusals[ticket.ticket_id] = TicketRow(ticket.ticket_id, _FULL)
             continue
         w.tickets.put(ticket.ticket_id, ticket)
         waiting += 1

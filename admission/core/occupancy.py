@@ -16,9 +16,21 @@ _AHEAD: Final = 100
 class Occupancy:
     """Who occupies and who waits for a group, counted."""
 
-    __slots__ = ("active", "batch", "group", "models", "quarantined", "quarantined_until", "queued", "ramped")
+    __slots__ = (
+        "active",
+        "batch",
+        "group",
+        "group_id",
+        "models",
+        "quarantined",
+        "quarantined_until",
+        "queued",
+        "ramped",
+        "slots",
+    )
 
     def __init__(self, w: Work, group_id: str) -> None:
+        self.group_id = group_id
         self.group = w.groups.view[group_id]
         generation = self.group.breaker.generation
         #: Granted ones are counted as active.
@@ -31,12 +43,15 @@ class Occupancy:
         self.ramped = 0
         self.models: dict[str, int] = {}
         self.queued: list[Ticket] = []
+        #: All that occupy one, granted and quarantined ones too.
+        self.slots: list[Ticket] = []
         for ticket in w.tickets.view.values():
             if ticket.group != group_id:
                 continue
             if ticket.state == "queued":
                 self.queued.append(ticket)
                 continue
+            self.slots.append(ticket)
             self.models[ticket.model] = self.models.get(ticket.model, 0) + 1
             self.batch += ticket.klass is Class.BATCH
             if ticket.state == "quarantined":

@@ -11,6 +11,7 @@ from admission.contract import TicketRow
 from admission.core.fences import is_fenced
 from admission.core.floors import last_of, out_of_patience
 from admission.core.occupancy import Occupancy, wait_reason
+from admission.core.waits import expected_ms
 from admission.core.work import Work
 from admission.lease import Demand
 from admission.state import FloorKind, Ticket
@@ -85,6 +86,7 @@ def replayed_row(w: Work, demand: Demand, occupancy: Occupancy, *, looked: bool 
                 ahead=occupancy.ahead(ticket) if looked else None,
                 wait_reason=reason,
                 wait_ms=None if until is None else ms_until(w, until, at_least=0),
+                expected_ms=expected_ms(w, ticket, occupancy, reason, until) if looked else None,
             )
 
 

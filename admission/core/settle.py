@@ -9,6 +9,7 @@ from admission.clock import microseconds
 from admission.contract import SettledRow
 from admission.core.judge import judge
 from admission.core.occupancy import may_move
+from admission.core.waits import keep_pace
 from admission.core.work import Work
 from admission.lease import Ending, Settlement
 from admission.state import Abandon, Answers, Attempt, AttemptState, Settle, Ticket
@@ -17,6 +18,7 @@ from admission.state import Abandon, Answers, Attempt, AttemptState, Settle, Tic
 def settle(w: Work, event: Settle) -> Answers:
     found: list[Ticket | None] = []
     applied: list[bool] = []
+    held: dict[str, list[int]] = {}
     for outcome in event.elements:
         settlement = outcome.settlement
         ticket = w.tickets.view.get(settlement.lease.ticket_id)
@@ -36,12 +38,18 @@ def settle(w: Work, event: Settle) -> Answers:
             w.tickets.put(ticket.ticket_id, replace(ticket, state="quarantined", quarantined_until=until))
         else:
             w.tickets.drop(ticket.ticket_id)
+            if ticket.ticket_id not in w.attempts.view:
+                assert ticket.granted_at is not None
+                held.setdefault(ticket.group, []).append(w.now - ticket.granted_at)
         applied.append(w.end(ticket, state))
     if event.judged:
         for outcome, ticket, new in zip(event.elements, found, applied, strict=True):
             # A replay must not count a failure twice.
             if ticket is not None and new:
                 judge(w, ticket, outcome)
+    for of, ended in held.items():
+        if may_move(w, of):
+            keep_pace(w, of, ended)
     rows: list[SettledRow] = []
     for outcome, ticket, new in zip(event.elements, found, applied, strict=True):
         ticket_id = outcome.settlement.lease.ticket_id

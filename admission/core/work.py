@@ -55,6 +55,7 @@ class Work:
         "groups",
         "now",
         "owners",
+        "paces",
         "reclaim_not_before",
         "tickets",
         "versions",
@@ -77,6 +78,7 @@ class Work:
         self.ended = Draft(was.ended)
         self.owners = Draft(was.owners)
         self.fences = Draft(was.fences)
+        self.paces = Draft(was.paces)
 
     def state(self) -> State:
         was = self.was
@@ -96,6 +98,7 @@ class Work:
             reclaim_not_before=self.reclaim_not_before,
             fences=self.fences.view,
             closed_until=self.closed_until,
+            paces=self.paces.view,
             changes=self.changes,
         )
 

@@ -50,8 +50,10 @@ select json_build_object(
            coalesce(json_agg(json_build_object(
                'position', w.position, 'class', case w.class when 0 then 'interactive' else 'batch' end, 'model', w.model,
                'reason', r.reason, 'key_id', w.key_id,
-               'expected_wait_s', round(control.expected_ms_v1(g, w.position::integer - 1, c.now) / 1000.0, 3), 'since', w.queued_at - c.ahead, 'debit_id', w.debit_id) order by w.position), '[]') as first
-      from (select t.*, row_number() over (order by t.class, t.number) as position from control.ticket t
+               'expected_wait_s', round(control.expected_ms_v2(g, w.ticket, r.reason, r.until, w.position::integer - 1, c.now)
+                                        / 1000.0, 3),
+               'since', w.queued_at - c.ahead, 'debit_id', w.debit_id) order by w.position), '[]') as first
+      from (select t.*, t as ticket, row_number() over (order by t.class, t.number) as position from control.ticket t
              where t.group_id = g.group_id and t.state = 'queued' order by t.class, t.number limit 20) w
      cross join lateral control.wait_reason_v2(g, w.credential, w.model, c.now) r) q
  where g.endpoints <> '{}' or s.active + s.quarantined + q.total > 0

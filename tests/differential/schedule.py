@@ -116,6 +116,11 @@ SOMETIMES: Final = (
         f"waits for {reason}"
         for reason in ("capacity", "model_capacity", "rate", "cooldown", "rate_limited", "quarantine", "store")
     ),
+    *(
+        f"told how long it waits for {reason}"
+        for reason in ("capacity", "model_capacity", "rate", "cooldown", "rate_limited", "quarantine", "store")
+    ),
+    "told when the queue has room",
     *(f"refused for {cause}" for cause in ("cooldown", "rate_limited", "credential_rejected", "quota_exhausted")),
     "breaker closed becomes open",
     "breaker open becomes half_open",
@@ -618,6 +623,8 @@ class Play:
         for row in rows:
             if row.wait_reason is not None and row.answer == "queued":
                 self.both.seen[f"waits for {row.wait_reason}"] += 1
+                self.both.seen[f"told how long it waits for {row.wait_reason}"] += row.expected_ms is not None
+            self.both.seen["told when the queue has room"] += row.answer == "queue_full" and row.expected_ms is not None
             if row.answer in ("cooldown", "provider_unavailable"):
                 self.both.seen[f"refused for {row.wait_reason}"] += 1
             if row.ticket_id is None or row.answer != "granted":
@@ -818,7 +825,10 @@ class Play:
         places = {t.debit_id: sides.before(both.core, t.ticket_id) + 1 for t in both.core.tickets.values()}
         waits = {debit: replace(waiting, position=places[debit]) for debit, waiting in waits.items()}
         told = [
-            {debit: (w.group, w.position, w.reason, _milliseconds(w.until_s)) for debit, w in side.items()}
+            {
+                debit: (w.group, w.position, w.reason, _milliseconds(w.until_s), _milliseconds(w.expected_wait_s))
+                for debit, w in side.items()
+            }
             for side in (waits, found)
         ]
         if told[0] != told[1]:

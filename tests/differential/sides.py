@@ -22,7 +22,19 @@ from admission.clock import SECOND, day_of
 from admission.contract import SettledRow, TicketRow
 from admission.core.groups import limits_of
 from admission.settings import GroupSettings
-from admission.state import Allowance, Answers, Attempt, AttemptState, Change, Floor, FloorKind, Group, State, Ticket
+from admission.state import (
+    Allowance,
+    Answers,
+    Attempt,
+    AttemptState,
+    Change,
+    Floor,
+    FloorKind,
+    Group,
+    Pace,
+    State,
+    Ticket,
+)
 
 CLOCK: Final = """
 create schema virtual;
@@ -85,6 +97,8 @@ select json_build_object(
         'group', f.group_id, 'credential', f.credential, 'model', f.model, 'kind', f.kind,
         'floor', json_build_object('since', us(f.since), 'until', us(f.until), 'strikes', f.strikes))), '[]')
         from control.floor f),
+    'paces', (select coalesce(json_object_agg(p.group_id, json_build_object('held', p.held, 'ended', p.ended)), '{}')
+        from control.pace p where p.ended > 0),
     'changes', (select coalesce(json_agg(json_build_object(
         'group', e.group_id, 'was', e.was, 'became', e.became, 'generation', e.generation, 'cause', e.cause,
         'at', us(e.at + s.ahead), 'until', us(e.until + s.ahead)) order by e.event_id), '[]')
@@ -175,6 +189,7 @@ class Snapshot(msgspec.Struct):
     allowances: list[_Allowance]
     floors: list[_Floor]
     changes: list[Change]
+    paces: dict[str, Pace]
     endpoints: dict[str, str]
     owners: dict[uuid.UUID, int]
     fences: list[tuple[uuid.UUID, str, str, int]]
@@ -239,6 +254,7 @@ async def look(connection: asyncpg.Connection, before: State) -> State:
         fences={(key, scope, run): number for key, scope, run, number in found.fences},
         closed_until=found.closed_until,
         changes=tuple(found.changes),
+        paces=found.paces,
     )
 
 
@@ -267,6 +283,7 @@ def differences(core: State, sql: State, now: int) -> list[str]:
         {key: asdict(replace(attempt, corrected=False)) for key, attempt in sql.attempts.items()},
     )
     found += _differ("group", _each(core.groups, _group), _each(sql.groups, _group))
+    found += _differ("pace", _each(core.paces, asdict), _each(sql.paces, asdict))
     found += _differ("floor", _each(core.floors, asdict), _each(sql.floors, asdict))
     found += _differ("allowance", _each(core.allowances, _allowance, now), _each(sql.allowances, _allowance, now))
     for name in ("endpoints", "owners", "fences", "ended"):
@@ -355,7 +372,8 @@ _TOLD: Final = {
         "remaining_ms",
     ),
     "notify": ("owner_id", "group_id", "number", "generation", "probe", "judged"),
-    "queued": ("group_id", "ahead", "wait_reason", "wait_ms"),
+    "queued": ("group_id", "ahead", "wait_reason", "wait_ms", "expected_ms"),
+    "queue_full": ("expected_ms",),
     "moved": ("group_id",),
     "owner_fence": (),
     "next": (),

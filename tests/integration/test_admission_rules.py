@@ -222,6 +222,69 @@ async def test_an_overflow_writes_nothing_at_all(database_url):
         assert await w.db.fetchval("select count(*) from control.attempt") == 0
 
 
+async def test_who_waits_is_told_by_how_long_calls_held_their_slots_and_who_is_turned_away_by_the_first(database_url):
+    async with world(database_url, concurrency=2, queue=5) as w:
+        one = await w.process()
+        running = [await one.granted(), await one.granted()]
+        waiting = [wanted() for _ in range(5)]
+        await one.ask(*waiting)
+        over = wanted()
+        assert (await one.ask(over))[over.ticket_id].expected_ms is None
+        await w.db.execute("update control.pace set held = 320, ended = 32")
+        told = await one.found(*waiting)
+        waits = [told[demand.ticket_id].expected_ms for demand in waiting]
+        # Two at a time, ten seconds each; the two that run have begun just now.
+        for wait, expected in zip(waits, (10, 10, 20, 20, 30), strict=True):
+            assert wait is not None
+            assert expected - 5 < wait / 1000 <= expected
+        wait = (await one.ask(over))[over.ticket_id].expected_ms
+        assert wait is not None
+        assert 5 < wait / 1000 <= 10
+        # One that ends while others wait is taken note of.
+        await one.settle(ended(running[0]), judged=False)
+        assert await w.db.fetchval("select ended from control.pace") == 17
+        await one.settle(ended(running[1]), judged=True)
+        assert await w.db.fetchval("select ended from control.pace") == 18
+
+
+async def test_an_end_waits_for_nobody_who_takes_note_of_another(database_url):
+    async with world(database_url, concurrency=1) as w:
+        one = await w.process()
+        running = await one.granted()
+        await one.ask(wanted())
+        other = await asyncpg.connect(database_url)
+        async with other.transaction():
+            await other.execute("select from control.pace for update")
+            assert await one.settle(ended(running), judged=False) == [True]
+        await other.close()
+        assert await w.db.fetchval("select ended from control.pace") == 0
+
+
+async def test_waiters_beyond_the_first_thousand_of_a_queue_are_let_go_by_their_owner(database_url):
+    async with world(database_url, concurrency=1, queue=50_000) as w:
+        one = await w.process()
+        await one.granted()
+        await w.db.execute(
+            "insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id,"
+            " key_id, debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation, queued_at,"
+            " queue_deadline, intent) select gen_random_uuid(), $1, $1, n, 0, 'm', 'c', $2, $3, 'd' || n, 1, 0,"
+            " 'queued', false, '30 s', '5 s', clock_timestamp(), clock_timestamp() + interval '1 hour', '{}'"
+            " from generate_series(1, 1000) n",
+            GROUP,
+            one.owner,
+            KEY,
+        )
+        await w.db.execute("update control.capacity_group set next_number = 1001")
+        leaves, patient = wanted(), wanted(waits_for_cooldown=True)
+        await one.ask(leaves, patient)
+        await w.db.execute("select control.open_breaker_v2($1, control.now_v1())", GROUP)
+        assert await w.db.fetchval("select count(*) from control.ticket where state = 'queued'") == 2
+        found = await one.found(leaves, patient)
+        assert (found[leaves.ticket_id].answer, found[leaves.ticket_id].wait_reason) == ("cooldown", "cooldown")
+        assert found[patient.ticket_id].answer == "queued"
+        assert not await w.holds(leaves.ticket_id)
+
+
 async def test_what_a_grant_costs_does_not_depend_on_how_many_wait(database_url):
     async with world(database_url, concurrency=1, queue=50_000) as w:
         one = await w.process()

@@ -102,12 +102,114 @@ language sql immutable as $$
                 when p_kind = 'unavailable' then 'provider_unavailable' else p_kind end
 $$;
 
--- How long a ticket waits with so many before it, by what was served of late. Null where that tells nothing.
+-- In how many milliseconds there is a slot for who has so many before it, among the slots of a group, or of one model of
+-- it. A call is taken to hold its slot for as long as calls of the group did of late, one in quarantine until its time;
+-- after them the same slots come free again and again. Null where that is not known.
+create or replace function control.slot_in_ms_v1(
+    p_group text, p_model text, p_before integer, p_slots integer, p_headroom integer, p_ramp integer,
+    p_generation bigint, p_now timestamptz
+) returns bigint
+language sql stable as $$
+    select case when n.needed <= 0 then 0
+                when n.ends[least((n.needed - 1) % n.many + 1, cardinality(n.ends))] is not null
+                then ((n.ends[least((n.needed - 1) % n.many + 1, cardinality(n.ends))]
+                       + case when n.needed > n.many then (n.needed - 1) / n.many * n.hold else 0 end) * 1000)::bigint end
+      from (
+        select o.hold, p_before + 1 - least(p_slots - o.active, p_slots + p_headroom - o.active - o.quarantined,
+                                            p_ramp - o.ramped) as needed,
+               case when o.quarantined > p_headroom then o.every_end else o.ends end as ends,
+               greatest(p_slots, o.active + case when o.quarantined > p_headroom then o.quarantined else 0 end) as many
+          from (
+            select max(x.hold) as hold,
+                   (count(*) filter (where x.state <> 'quarantined'))::integer as active,
+                   (count(*) filter (where x.state = 'quarantined'))::integer as quarantined,
+                   (count(*) filter (where x.state <> 'quarantined' and x.generation = p_generation))::integer as ramped,
+                   array_agg(x.left_s order by x.left_s) filter (where x.state <> 'quarantined') as ends,
+                   case when bool_and(x.left_s is not null) then array_agg(x.left_s order by x.left_s) end as every_end
+              from (
+                select t.state, t.generation, h.hold,
+                       case when t.state = 'quarantined'
+                            then greatest(extract(epoch from t.quarantined_until - p_now)::double precision, 0)
+                            when h.hold > a.age_s then h.hold - a.age_s
+                            -- Of one that holds its slot for longer than most nobody knows: soon.
+                            else h.hold / (2 * p_slots) end as left_s
+                  from control.store s
+                  left join lateral (select p.held / p.ended as hold from control.pace p
+                                      where p.group_id = p_group
+                                        -- The first that end are the short ones.
+                                        and p.ended >= least(2 * p_slots, 16)) h on true
+                  join control.ticket t
+                    on t.group_id = p_group and t.state <> 'queued' and (p_model is null or t.model = p_model)
+                 cross join lateral (
+                    select extract(epoch from p_now - s.ahead - t.granted_at)::double precision as age_s) a) x) o
+      ) n
+     where p_slots > 0
+$$;
+
+-- How long the first of a group's queue waits, or who has so many before it: see slot_in_ms_v1.
 create or replace function control.expected_ms_v1(g control.capacity_group, p_before integer, p_now timestamptz)
 returns bigint
-language sql immutable as $$
-    select case when g.served >= 3 and g.concurrency > 0 and p_now > g.served_since and p_now < g.served_since + interval '180 s'
-                then ((p_before + 1) * extract(epoch from p_now - g.served_since) * 1000 / g.served)::bigint end
+language sql stable as $$
+    select control.slot_in_ms_v1(g.group_id, null, p_before, g.concurrency, g.quarantine_headroom, g.ramp, g.generation, p_now)
+$$;
+
+-- Who is before this ticket in the queue, at most a hundred.
+create or replace function control.before_v1(t control.ticket) returns table (model text, tokens bigint)
+language sql stable
+set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
+as $$
+    select q.model, q.tokens from control.ticket q
+     where q.group_id = t.group_id and q.state = 'queued' and (q.class, q.number) < (t.class, t.number)
+     order by q.class, q.number limit 100
+$$;
+
+-- When requests and tokens per minute suffice for this ticket, after those before it.
+create or replace function control.refilled_in_ms_v1(t control.ticket, p_now timestamptz) returns bigint
+language sql stable as $$
+    select (max(greatest(
+               (b.requests + 1 - control.filled_v1(a.requests_left, a.requests_per_minute, a.filled_at, p_now))
+                   * 60000 / a.requests_per_minute,
+               (b.tokens + t.tokens - control.filled_v1(a.tokens_left, a.tokens_per_minute, a.filled_at, p_now))
+                   * 60000 / a.tokens_per_minute,
+               0)))::bigint
+      from control.allowance a
+     cross join lateral (
+        select count(*) as requests, coalesce(sum(w.tokens), 0)::double precision as tokens
+          from control.before_v1(t) w where a.model in ('', w.model)) b
+     where a.group_id = t.group_id and a.model in ('', t.model)
+$$;
+
+-- How long a ticket waits that waits for this reason, until then at least (see wait_reason_v2), with so many before it.
+create or replace function control.expected_ms_v2(
+    g control.capacity_group, t control.ticket, p_reason text, p_until timestamptz, p_before integer, p_now timestamptz
+) returns bigint
+language sql stable as $$
+    select case p_reason
+        when 'rate' then control.refilled_in_ms_v1(t, p_now)
+        when 'model_capacity' then (
+            select control.slot_in_ms_v1(
+                       g.group_id, t.model,
+                       (select count(*)::integer from control.before_v1(t) b where b.model = t.model), a.concurrency, 0,
+                       null, null, p_now)
+              from control.allowance a where a.group_id = g.group_id and a.model = t.model)
+        when 'quarantine' then control.expected_ms_v1(g, p_before, p_now)
+        when 'store' then greatest(
+            control.expected_ms_v1(g, p_before, p_now),
+            (select (extract(epoch from s.closed_until - p_now) * 1000)::bigint from control.store s))
+        else greatest(control.expected_ms_v1(g, p_before, p_now), (extract(epoch from p_until - p_now) * 1000)::bigint) end
+$$;
+
+-- Takes note of how long these held their slots. Not of all: who comes while another writes leaves it.
+create or replace function control.paced_v1(p_group text, p_lines control.ledger_line[]) returns void
+language sql as $$
+    update control.pace p
+       set held = case when p.ended >= 32 then p.held / 2 else p.held end + l.held,
+           ended = case when p.ended >= 32 then p.ended / 2 else p.ended end + l.ended
+      from (select sum(least(greatest(extract(epoch from clock_timestamp() - u.granted_at), 0), 3600))::double precision
+                       as held, count(*) as ended
+              from unnest(p_lines) u where u.group_id = p_group and u.was = 'open') l
+     where l.ended > 0
+       and p.group_id = (select q.group_id from control.pace q where q.group_id = p_group for update skip locked)
 $$;
 
 -- How many tickets are before this one in its group's queue, at most 100.

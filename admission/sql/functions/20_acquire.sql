@@ -92,6 +92,7 @@ declare
     v_chosen uuid[] := '{}';
     v_rows control.ticket[] := '{}';
     v_found integer;
+    v_place_in bigint;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'admission needs read committed' using errcode = 'invalid_transaction_state';
@@ -459,14 +460,6 @@ begin
         g.waiting := greatest(0, g.waiting - (select count(*) from unnest(v_rows) t where t.owner_id = p_owner));
         g.waiting_batch := greatest(0, g.waiting_batch - (select count(*) from unnest(v_rows) t
                                                            where t.owner_id = p_owner and t.class = 1));
-        if v_now > g.served_since + interval '120 s' then
-            g.served := 0;
-            g.served_since := v_now - interval '1 s';
-        elsif v_now > g.served_since + interval '60 s' then
-            g.served := g.served / 2;
-            g.served_since := v_now - (v_now - g.served_since) / 2;
-        end if;
-        g.served := g.served + coalesce(cardinality(v_rows), 0);
     end if;
 
     -- ------------------------------------------------------------ who may wait
@@ -575,8 +568,7 @@ begin
     if g is distinct from was then
         update control.capacity_group c
            set next_number = g.next_number, batch_credit = g.batch_credit, probe = g.probe, waiting = g.waiting,
-               waiting_batch = g.waiting_batch, waiting_counted_at = g.waiting_counted_at, served = g.served,
-               served_since = g.served_since
+               waiting_batch = g.waiting_batch, waiting_counted_at = g.waiting_counted_at
          where c.group_id = p_group;
     end if;
 
@@ -584,6 +576,14 @@ begin
     -- From here on v_free is what is left of the slots, whatever the breaker says.
     v_active := v_active + v_free - v_room;
     v_free := least(g.concurrency - v_active, g.concurrency + g.quarantine_headroom - v_active - v_quarantined);
+    if 'queue_full' = any (v_verdict) then
+        -- There is a place in the queue when the first of it goes.
+        v_place_in := nullif(greatest(
+            control.expected_ms_v1(g, 0, v_now),
+            case when g.breaker = 'open' then (extract(epoch from g.cooldown_until - v_now) * 1000)::bigint end,
+            case when v_limited and v_free > 0
+                 then (extract(epoch from control.refilled_at_v1(p_group, v_now) - v_now) * 1000)::bigint end), 0);
+    end if;
     if cardinality(v_rows) > 0 then
         return query
             select t.ticket_id, case when t.owner_id = p_owner then 'granted' else 'notify' end, t.owner_id, t.group_id,
@@ -639,11 +639,7 @@ begin
                             (extract(epoch from greatest(
                                 case when g.breaker = 'open' then g.cooldown_until end,
                                 (f.floor).until) - v_now) * 1000)::bigint end,
-                   case when e.verdict = 'queue_full' then greatest(
-                            control.expected_ms_v1(g, g.waiting, v_now),
-                            case when v_active = 0 and v_quarantined > 0 then (
-                                select (extract(epoch from min(q.quarantined_until) - v_now) * 1000)::bigint
-                                  from control.ticket q where q.group_id = p_group and q.state <> 'queued') end) end
+                   case when e.verdict = 'queue_full' then v_place_in end
               from unnest(p_ticket, p_endpoint, p_model, p_credential, p_tokens, p_execution_ms, p_isolation_ms,
                           p_caller_ms, v_verdict, v_state, v_number, v_wait, v_cause)
                    as e (ticket_id, endpoint, model, credential, tokens, execution_ms, isolation_ms, caller_ms, verdict,

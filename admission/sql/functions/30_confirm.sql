@@ -1,7 +1,7 @@
 -- rescan_v2: what became of this owner's waiting tickets. Confirms the grants that other processes made, without the
 -- group lock, and reads the positions of the others. A grant from before its breaker opened, or with a floor under its
 -- model since, goes back to its place in the queue: open means that nothing is sent. A ticket that is not there any more
--- was let go: a newer executor of its run came, or its breaker opened, or a floor was put under its model.
+-- was let go, here or before: a newer executor of its run came, or its breaker opened, or a floor was put under its model.
 
 create or replace function control.rescan_v2(
     p_owner uuid, p_ticket uuid[], p_group text[], p_credential text[], p_model text[], p_key uuid[], p_scope text[],
@@ -43,6 +43,22 @@ begin
                and t.grant_expires_at > v_now;
         end if;
     end if;
+    -- Who would not wait for as long as this lasts, and is in the queue all the same: it was beyond those whom let_go_v1
+    -- looks at, or came back after it. Each owner ends its own, so it costs no more than who asks.
+    if exists (select from control.capacity_group g where g.breaker = 'open' and g.cooldown_until > v_now)
+       or exists (select from control.floor f where f.until > v_now) then
+        delete from control.ticket d where d.ticket_id = any (array(
+            select t.ticket_id from control.ticket t
+             where t.ticket_id = any (p_ticket) and t.owner_id is not distinct from p_owner and t.state = 'queued'
+               and (exists (select from control.capacity_group g
+                             where g.group_id = t.group_id and g.breaker = 'open' and g.cooldown_until > v_now
+                               and (not t.waits_for_cooldown or t.queue_deadline < g.cooldown_until))
+                    or exists (select from control.floor f
+                                where f.group_id = t.group_id and f.credential = t.credential
+                                  and f.model in ('', t.model) and f.until > v_now
+                                  and (f.kind <> 'rate_limit' or not t.waits_for_cooldown or t.queue_deadline < f.until)))
+             order by t.ticket_id for update skip locked));
+    end if;
     return query
         select t.ticket_id,
                case t.state when 'active' then 'granted' when 'quarantined' then 'ended' else 'queued' end, t.owner_id, t.group_id,
@@ -51,8 +67,8 @@ begin
                    or exists (select from control.allowance a where a.group_id = t.group_id and a.model in ('', t.model)),
                t.granted_at, t.day, (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint,
                a.ahead, w.reason, (extract(epoch from w.until - v_now) * 1000)::bigint,
-               greatest(control.expected_ms_v1(g, a.ahead, v_now),
-                        (extract(epoch from w.until - v_now) * 1000)::bigint)
+               case when w.reason is not null
+                    then control.expected_ms_v2(g, t, w.reason, w.until, a.ahead, v_now) end
           from control.ticket t
           join control.capacity_group g on g.group_id = t.group_id
           left join lateral (select control.ahead_v2(t.group_id, t.class, t.number) as ahead

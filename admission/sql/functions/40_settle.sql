@@ -68,6 +68,7 @@ begin
                     v_groups := v_groups || v_lines[i].group_id;
                     if control.may_move_v1(v_lines[i].group_id) then
                         v_waiting := v_waiting || v_lines[i].group_id;
+                        perform control.paced_v1(v_lines[i].group_id, v_lines);
                     end if;
                 end if;
             end loop;
@@ -134,20 +135,26 @@ begin
         end if;
     end if;
 
+    v_groups := array(
+        select coalesce(t.group_id, v_freed_in[array_position(v_freed, e.ticket_id)],
+                        (select a.group_id from control.attempt a where a.ticket_id = e.ticket_id))
+          from unnest(p_ticket) with ordinality as e (ticket_id, n)
+          left join unnest(v_tickets) t on t.ticket_id = e.ticket_id
+         order by e.n);
+    v_waiting := array(select d.group_id from (select distinct u as group_id from unnest(v_groups) u) d
+                        where control.may_move_v1(d.group_id));
+    if cardinality(v_waiting) > 0 then
+        perform control.paced_v1(
+                    w, array(select l from unnest(v_lines) l
+                               join unnest(p_ticket, p_ending) as e (ticket_id, ending) on e.ticket_id = l.ticket_id
+                              where e.ending <> 'uncertain'))
+           from unnest(v_waiting) w;
+    end if;
     return query
-        with ended as materialized (
-            select e.ticket_id,
-                   coalesce(t.group_id, v_freed_in[array_position(v_freed, e.ticket_id)], (select a.group_id from control.attempt a where a.ticket_id = e.ticket_id)) as group_id
-              from unnest(p_ticket) as e (ticket_id)
-              left join unnest(v_tickets) t on t.ticket_id = e.ticket_id
-        ), moving as materialized (
-            select d.group_id, control.may_move_v1(d.group_id) as waiters
-              from (select distinct e.group_id from ended e) d
-        )
-        select e.ticket_id, r.ticket_id is not null, r.counters::text, e.group_id, coalesce(m.waiters, false)
-          from ended e
-          left join control.record_v2(p_shard, v_lines) r on r.ticket_id = e.ticket_id
-          left join moving m on m.group_id = e.group_id;
+        select e.ticket_id, r.ticket_id is not null, r.counters::text, e.group_id,
+               coalesce(e.group_id = any (v_waiting), false)
+          from unnest(p_ticket, v_groups) as e (ticket_id, group_id)
+          left join control.record_v2(p_shard, v_lines) r on r.ticket_id = e.ticket_id;
 end $$;
 
 -- The guarded transition of attempts whose ticket is gone, or that were settled as unknown before: unknown -> charged or

@@ -38,6 +38,7 @@ begin
         if not found then
             continue;
         end if;
+        insert into control.pace (group_id) values (r.group_id) on conflict do nothing;
         delete from control.allowance a
          where a.group_id = r.group_id
            and a.model not in (select m ->> 'model' from jsonb_array_elements(r.given -> 'models') m);
