@@ -49,6 +49,7 @@ from gateway.rest import embeddings as rest_embeddings
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
 from gateway.rest import keys as rest_keys
+from gateway.rest import message_batches as rest_message_batches
 from gateway.rest import models as rest_models
 from gateway.rest import operators
 from gateway.rest import responses as rest_responses
@@ -325,6 +326,9 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     ),
                     *rest_files.routes(store=batches.store, settings=settings.jobs),
                     *rest_batches.routes(batches=batches, may_be_told=webhooks.destinations.check),
+                    *rest_message_batches.routes(
+                        batches=batches, may_be_told=webhooks.destinations.check, settings=settings.jobs
+                    ),
                     *rest_keys.routes(keys=keys),
                 ],
                 keys,

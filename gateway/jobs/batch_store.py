@@ -28,6 +28,7 @@ FILE_GET = read_statement("file_get")
 FILE_LIST = read_statement("file_list")
 FILE_LIST_OLDEST = read_statement("file_list_oldest")
 FILE_PAGE = read_statement("file_page")
+FILE_COUNT = read_statement("file_count")
 FILE_DELETE = read_statement("file_delete")
 FILE_LOCK = read_statement("file_lock")
 FILE_LEFTOVERS = read_statement("file_leftovers")
@@ -38,6 +39,8 @@ BATCH_CREATE = read_statement("batch_create")
 BATCH_GET = read_statement("batch_get")
 BATCH_LIST = read_statement("batch_list")
 BATCH_COUNTS = read_statement("batch_counts")
+BATCH_TAKEN_BACK = read_statement("batch_taken_back")
+BATCH_DELETE = read_statement("batch_delete")
 BATCH_DUE = read_statement("batch_due")
 BATCH_TAKE = read_statement("batch_take")
 BATCH_OPEN_JOBS = read_statement("batch_open_jobs")
@@ -233,6 +236,11 @@ class BatchStore:
             rows = await (connection or self._pool).fetch(FILE_PAGE, file_id, after, _PAGE_ROWS, PAGE_BYTES)
         return [(row["line"], row["text"]) for row in rows]
 
+    async def line_count(self, file_id: uuid.UUID) -> int:
+        with store_errors():
+            count: int = await self._pool.fetchval(FILE_COUNT, file_id)
+        return count
+
     async def delete_file(self, key_id: uuid.UUID, file: FileView) -> bool:
         """With what is in it. False: a batch that has not ended reads it, or it is gone."""
         with store_errors():
@@ -324,10 +332,30 @@ class BatchStore:
             row = await self._pool.fetchrow(BATCH_GET, batch_id, key_id)
         return None if row is None else _batch(row)
 
-    async def page(self, key_id: uuid.UUID, *, after: uuid.UUID | None, limit: int) -> Sequence[BatchView]:
-        """The newest first."""
+    async def page(
+        self, key_id: uuid.UUID, *, after: uuid.UUID | None, limit: int, endpoint: str | None = None
+    ) -> Sequence[BatchView]:
+        """The newest first. `endpoint`: of this one alone."""
         with store_errors():
-            return [_batch(row) for row in await self._pool.fetch(BATCH_LIST, key_id, after or _LAST, limit)]
+            rows = await self._pool.fetch(BATCH_LIST, key_id, after or _LAST, limit, endpoint)
+        return [_batch(row) for row in rows]
+
+    async def taken_back(self, batch: BatchView) -> tuple[int, int]:
+        """How many of its jobs were cancelled, and how many expired."""
+        with store_errors():
+            row = await self._pool.fetchrow(BATCH_TAKEN_BACK, batch.key_id, batch.batch_id, batch.last_job_id)
+        assert row is not None
+        return row["cancelled"], row["expired"]
+
+    async def delete(self, batch: BatchView) -> None:
+        """One that has ended, with all that belongs to it. The row goes last: what is cut short can be done again."""
+        await self.jobs.delete_submission(batch.key_id, batch.batch_id)
+        for file_id in (batch.output_file_id, batch.error_file_id, batch.input_file_id):
+            file = None if file_id is None else await self.file(batch.key_id, file_id)
+            if file is not None:
+                await self.delete_file(batch.key_id, file)
+        with store_errors():
+            await self._pool.execute(BATCH_DELETE, batch.batch_id, batch.key_id)
 
     async def counts(self, key_id: uuid.UUID, batch_id: uuid.UUID, last_job_id: uuid.UUID) -> tuple[int, int]:
         """How many of its jobs succeeded, and how many ended otherwise."""

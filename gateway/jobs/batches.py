@@ -160,6 +160,10 @@ class Batches:
             self._counted.pop(next(iter(self._counted)), None)
         return count.counts
 
+    def lines(self, key_id: uuid.UUID, endpoint: str, within_s: float) -> Submission:
+        """Judges the lines of a batch that is not accepted yet, as they will be judged then."""
+        return Submission(self._judge.for_batch(endpoint, within_s), key_id)
+
     async def cancel(self, key_id: uuid.UUID, batch_id: uuid.UUID) -> bool:
         """False: there was nothing to cancel any more, or never."""
         asked = await self.store.cancel(key_id, batch_id)

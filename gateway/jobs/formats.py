@@ -49,13 +49,14 @@ Formats: TypeAlias = Mapping[str, Format]
 
 EMBEDDINGS = "/v1/embeddings"
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 
 #: The name of the wire protocol of each `url`.
 PROTOCOL_OF: Mapping[str, str] = MappingProxyType(
     {
         "/v1/chat/completions": "chat_completions",
         RESPONSES: "responses",
-        "/v1/messages": "anthropic_messages",
+        MESSAGES: "anthropic_messages",
         EMBEDDINGS: "chat_completions",
     }
 )

@@ -176,6 +176,7 @@ async def test_the_document_is_true_of_a_running_gateway(database_url: str, tmp_
             await the_models(held)
             await the_jobs(held)
             await the_batches(held)
+            await the_message_batches(held)
             await the_keys(held)
             await the_rest(held)
             await refusals(held)
@@ -297,6 +298,23 @@ async def the_batches(held: Held) -> None:
     assert (await held("GET", "/v1/files/{file_id}", one)).status_code == 200
     assert (await held("GET", "/v1/files/{file_id}/content", one)).content == content
     assert (await held("DELETE", "/v1/files/{file_id}", other)).status_code == 200
+
+
+async def the_message_batches(held: Held) -> None:
+    params = {"max_tokens": 50, "messages": [{"role": "user", "content": "hello"}]}
+    asked = [
+        {"custom_id": f"a-{n}", "params": {"model": model, **params}} for n, model in enumerate(("claude", "chat"))
+    ]
+    created = await held("POST", "/v1/messages/batches", json={"requests": asked})
+    assert created.status_code == 200, created.text
+    path, batch = "/v1/messages/batches/{batch_id}", {"batch_id": created.json()["id"]}
+    until = time.monotonic() + DEADLINE_S
+    while (found := await held("GET", path, batch)).json()["processing_status"] != "ended":
+        assert time.monotonic() < until, found.text
+    assert (await held("GET", f"{path}/results", batch)).text.count("\n") == 2
+    assert (await held("POST", f"{path}/cancel", batch)).json() == found.json()
+    assert (await held("GET", "/v1/messages/batches", params={"limit": "1"})).status_code == 200
+    assert (await held("DELETE", path, batch)).status_code == 200
 
 
 async def the_keys(held: Held) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic
 
+from tests.clients import anthropic_batches  # noqa: F401  its scenarios
 from tests.clients.running import KEY, URL, main, occupied, provider, raising, reset, scenario, until
 
 client = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=30)

@@ -32,6 +32,7 @@ from gateway.rest import batches as rest_batches
 from gateway.rest import chat as rest_chat
 from gateway.rest import files as rest_files
 from gateway.rest import jobs as rest_jobs
+from gateway.rest import message_batches as rest_message_batches
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
@@ -256,6 +257,9 @@ async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
         ),
         *rest_files.routes(store=world.batches.store, settings=world.settings),
         *rest_batches.routes(batches=world.batches, may_be_told=world.webhooks.destinations.check),
+        *rest_message_batches.routes(
+            batches=world.batches, may_be_told=world.webhooks.destinations.check, settings=world.settings
+        ),
     ]
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(serve(RestSettings(port=0, drain_s=1.0), endpoints, keys))

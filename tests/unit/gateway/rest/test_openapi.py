@@ -20,7 +20,20 @@ from gateway.call import Scope
 from gateway.errors import STATUS, Code
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.submission import JobFields
-from gateway.rest import batches, chat, counting, embeddings, files, jobs, keys, models, openapi, operators, responses
+from gateway.rest import (
+    batches,
+    chat,
+    counting,
+    embeddings,
+    files,
+    jobs,
+    keys,
+    message_batches,
+    models,
+    openapi,
+    operators,
+    responses,
+)
 from gateway.rest.endpoint import Access, Endpoint
 from gateway.rest.fields import BY_NAME, FIELDS, Refused
 from gateway.rest.operation import Content, Operation
@@ -45,6 +58,7 @@ ENDPOINTS = [
     *jobs.routes(store=NOBODY, intake=NOBODY, watch=NOBODY, runner=NOBODY, waits=NOBODY, settings=JobsSettings()),
     *files.routes(store=NOBODY, settings=JobsSettings()),
     *batches.routes(batches=NOBODY, may_be_told=NOBODY),
+    *message_batches.routes(batches=NOBODY, may_be_told=NOBODY, settings=JobsSettings()),
     *keys.routes(keys=NOBODY),
 ]
 
