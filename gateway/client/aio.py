@@ -351,7 +351,7 @@ class AsyncDriver:
                     asked = self._exchanges.build_request("GET", step.path, params=step.params)
                     response = await self._exchanges.send(asked, stream=True)
                     opened.push_async_callback(response.aclose)
-                    if response.is_error:
+                    if not response.is_success:
                         await response.aread()
                     return flow.Opened(response, response.aiter_bytes())
             case flow.Pause(seconds):
@@ -395,5 +395,5 @@ def _grpc_errors() -> Iterator[None]:
 def _http_errors() -> Iterator[None]:
     try:
         yield
-    except httpx.TransportError as failed:
+    except httpx.RequestError as failed:
         raise errors.from_transport(failed) from failed

@@ -288,5 +288,5 @@ def from_http(response: httpx.Response) -> CallFailed:
     )
 
 
-def from_transport(failed: httpx.TransportError) -> CallFailed:
+def from_transport(failed: httpx.RequestError) -> CallFailed:
     return failure(str(failed) or type(failed).__name__, code="unreachable")

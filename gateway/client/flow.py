@@ -73,7 +73,7 @@ class Open:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opened:
-    #: Read where it is an error.
+    #: Read where it is no success.
     response: httpx.Response
     #: An iterator of the face that opened it.
     pieces: Any
@@ -246,7 +246,7 @@ def exchange(step: Send, patience: Patience) -> Flow[bytes]:
 
     def once() -> Flow[bytes]:
         response: httpx.Response = yield step
-        if response.is_error:
+        if not response.is_success:
             raise errors.from_http(response)
         return response.content
 
@@ -292,7 +292,7 @@ class Lines(Generic[T]):
 
     def _begun(self) -> Flow[Opened]:
         opened: Opened = yield self._open
-        if opened.response.is_error:
+        if not opened.response.is_success:
             raise errors.from_http(opened.response)
         return opened
 

@@ -340,7 +340,7 @@ class Driver:
                     asked = self._exchanges.build_request("GET", step.path, params=step.params)
                     response = self._exchanges.send(asked, stream=True)
                     opened.callback(response.close)
-                    if response.is_error:
+                    if not response.is_success:
                         response.read()
                     return flow.Opened(response, response.iter_bytes())
             case flow.Pause(seconds):
@@ -379,5 +379,5 @@ def _grpc_errors() -> Iterator[None]:
 def _http_errors() -> Iterator[None]:
     try:
         yield
-    except httpx.TransportError as failed:
+    except httpx.RequestError as failed:
         raise errors.from_transport(failed) from failed

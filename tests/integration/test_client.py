@@ -431,8 +431,26 @@ async def test_an_answer_that_is_no_gateways_is_unreachable(connect: Connect) ->
     async def lost(request: web.Request) -> web.Response:
         return web.Response(text="<html>")
 
-    routes = (web.post("/v1/jobs/{job_id}/cancel", wander), web.get("/v1/jobs/{job_id}", lost))
+    async def moved(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/elsewhere")
+
+    async def garbled(request: web.Request) -> web.Response:
+        return web.Response(body=b"no gzip", headers={"content-encoding": "gzip"})
+
+    routes = (
+        web.post("/v1/jobs/{job_id}/cancel", wander),
+        web.get("/v1/jobs/results", moved),
+        web.get("/v1/jobs/{job_id}", lost),
+        web.get("/v1/batches/batch_1", moved),
+        web.get("/v1/batches/batch_2", garbled),
+    )
     async with working(connect, *routes) as client:
+        for batch_id in ("batch_1", "batch_2"):
+            with pytest.raises(Unreachable):
+                await client.batches.get(batch_id)
+        with pytest.raises(Unreachable):
+            async with client.jobs.results() as results:
+                await anext(results)
         with pytest.raises(Unreachable):
             await client.jobs.cancel(JOB_ID)
         with pytest.raises(Unreachable):
