@@ -37,6 +37,8 @@ cancel_source = "none"
 [jobs]
 concurrency = 50
 batch_poll_s = 0.2
+upkeep_s = 0.5
+retry_delay_s = 0.2
 [models.sim-fast]
 providers = ["simulated"]
 price = {{ input = "2.50", output = "10.00" }}
