@@ -402,6 +402,7 @@ class Controller:
                     group=ticket.group,
                     retry_after_s=1.0 if wait_ms is None else wait_ms / 1000,
                     cause=row.wait_reason,
+                    tokens=demand.tokens if row.answer == "too_large" else None,
                     ends_at=None
                     if row.wait_reason is None or row.wait_ms is None
                     else time.monotonic() + row.wait_ms / 1000,

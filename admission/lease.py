@@ -153,6 +153,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     #: When that ends, on this process's monotonic clock (`time.monotonic`); None while a probe is out.
     ends_at: float | None = None
     position: int | None = None
+    #: With TOO_LARGE: how many it was said to need.
+    tokens: int | None = None
     #: The ticket may have been granted before it was given up: its attempt number is used up.
     used: bool = False
 

@@ -423,12 +423,15 @@ class _Resolved:
                 self._wrong(f"groups.{name}", "no provider has this endpoint, or names this group")
         groups = {name: _group_settings(given.get(name), sorted(keys)) for name, keys in sorted(members.items())}
         counting = {
-            name
+            name: {
+                model: limits.tokens_per_minute
+                for model, limits in group.allowances.items()
+                if limits.tokens_per_minute is not None
+            }
             for name, group in groups.items()
-            if any(limits.tokens_per_minute is not None for limits in group.allowances.values())
         }
         return {
-            key: msgspec.structs.replace(provider, counts_tokens=provider.group in counting)
+            key: msgspec.structs.replace(provider, tokens_per_minute=counting.get(provider.group, {}))
             for key, provider in placed.items()
         }, groups
 

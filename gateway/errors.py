@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from gateway.outcome import Outcome
+from gateway.outcome import LeftOut, Outcome
 
 
 class Code(enum.StrEnum):
@@ -126,6 +126,8 @@ class GatewayError(Exception):
     """Base of all. Carries data; the transports turn it into their own words."""
 
     code: Code = Code.INTERNAL
+    #: With `explain`: the routes that were not tried, and why. An error with an outcome has them there as well.
+    left_out: tuple[LeftOut, ...] = ()
 
     def __init__(
         self,

@@ -240,13 +240,20 @@ class Run:
         return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=outcome)
 
     def _refusal(
-        self, refusal: Refusal, retry_after_s: float | None, *, told: str | None = None, cause: str | None = None
+        self,
+        refusal: Refusal,
+        retry_after_s: float | None,
+        *,
+        told: str | None = None,
+        cause: str | None = None,
+        param: str | None = None,
     ) -> AdmissionRefused:
         code = _code_of(refusal)
         place = "" if refusal.position is None else f" at position {refusal.position}"
         return AdmissionRefused(
             told or _REFUSED[code].format(group=refusal.group, place=place),
             code=code,
+            param=param,
             # What is too large stays so.
             retry_after_s=None if code in _FOR_EVER else retry_after_s,
             outcome=self.outcome("failed"),
@@ -263,6 +270,10 @@ class Run:
         passing = [one for one in self.refusals if _code_of(one[0]) not in _FOR_EVER] or self.refusals
         waits = [refusal.retry_after_s for refusal, _ in passing if refusal.retry_after_s is not None]
         refusal, route = passing[-1]
+        if route is not None and refusal.reason is RefusalReason.TOO_LARGE:
+            return self._refusal(
+                refusal, None, told=_too_large(refusal, route), param=_what_is_large(self.call, refusal)
+            )
         hold = Hold.of(refusal)
         if route is None or hold is None:
             return self._refusal(refusal, min(waits, default=None))
@@ -323,6 +334,8 @@ class Run:
             yield
         except GatewayError as error:
             code = error.code.value
+            if self.call.options.explain and not error.left_out:
+                error.left_out = self.left_out
             raise
         except (asyncio.CancelledError, GeneratorExit):
             # A client whose deadline passes hangs up; that it was not a change of mind is for us to see.
@@ -386,6 +399,31 @@ _REFUSED: Final = {
     Code.TOO_LARGE: "the request may use more tokens than {group} may in a minute",
     Code.INTERNAL: "this process lost its place with the control store: nothing was dispatched",
 }
+
+#: What the protocols call the limit of the output.
+_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+
+
+def _too_large(refusal: Refusal, route: Route) -> str | None:
+    """Whose limit it is that it does not fit into. None where this process's configuration does not say."""
+    limits = route.provider.tokens_per_minute
+    for name, whose in ((route.model, f"the model {route.model} of {refusal.group}"), ("", refusal.group)):
+        limit = limits.get(name)
+        if limit is not None and refusal.tokens is not None and refusal.tokens > limit:
+            return f"the request may use {refusal.tokens} tokens, and {whose} has {limit} in a minute"
+    return None
+
+
+def _what_is_large(call: Call, refusal: Refusal) -> str:
+    """The field that is to be smaller: the limit of the answer, or the question where it is most of it."""
+    if call.embedding is not None:
+        return "input"
+    answer = (call.chat.max_output_tokens or 0) * (call.chat.n or 1)
+    if refusal.tokens is not None and call.chat.max_output_tokens is not None and answer < refusal.tokens / 2:
+        return "messages"
+    asked = () if call.chat.native is None else call.chat.native.fields
+    return next((name for name in _OUTPUT_LIMITS if name in asked), _OUTPUT_LIMITS[-1])
+
 
 #: No other route could do better.
 _SAME_EVERYWHERE: Final = frozenset(

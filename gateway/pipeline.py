@@ -163,7 +163,7 @@ class Pipeline:
                     endpoint=provider.capacity_key,
                     model=route.model,
                     credential=provider.credential,
-                    tokens=self._billing.tokens(call, route) if provider.counts_tokens else 0,
+                    tokens=self._billing.tokens(call, route) if provider.tokens_per_minute else 0,
                     place=run.places.get(provider.group),
                     fence=run.fence,
                     klass=call.options.klass,

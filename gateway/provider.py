@@ -49,8 +49,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     #: Whose account it uses: the name of the variable that holds the credential, never the credential.
     credential: str
-    #: Its group limits tokens per minute, so each request says how many it may use.
-    counts_tokens: bool = False
+    #: Limits of its group on tokens per minute by upstream model, "" for the whole group. Where there is any, each
+    #: request says how many it may use.
+    tokens_per_minute: Mapping[str, int] = {}
     #: Its rate limits are the account's, not the model's.
     account_wide_limits: bool = False
     #: Answers whose first content comes later than this count as failures for the breaker; None: they do not.

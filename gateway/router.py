@@ -295,7 +295,10 @@ class Router:
                     LeftOut(provider=place.provider.id, model=place.target.model, reason=reason or "not_ready")
                 )
         if not routes:
-            raise _nothing_left(call, left_out, missing)
+            error = _nothing_left(call, left_out, missing)
+            if call.options.explain:
+                error.left_out = tuple(left_out)
+            raise error
         return Plan(routes=tuple(routes), left_out=tuple(left_out))
 
     def _ordered(

@@ -433,6 +433,9 @@ class Runner:
 
     async def _conclude(self, run: _Run, decision: Decision, outcome: Outcome | None) -> None:
         job = run.job
+        if isinstance(decision, GiveBack) and outcome is not None and not outcome.attempts:
+            # It was refused before anything was sent: how that ended is not how the job did.
+            outcome = None
         whole = model.joined(job.outcome, outcome)
         made = [attempt.number for attempt in whole.attempts] if whole else []
         ending = Ending(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired, Protocol
 
 import msgspec
@@ -23,7 +23,7 @@ from adapters.protocols.anthropic_messages import schema as messages_schema
 from adapters.protocols.chat_completions import schema as chat_completions_schema
 from adapters.protocols.responses import schema as responses_schema
 from gateway.errors import AttemptedError, Code, GatewayError
-from gateway.outcome import AttemptReport, Outcome
+from gateway.outcome import AttemptReport, LeftOut, Outcome
 
 #: Seconds. The clients sleep as long as they are told, in the caller's own thread: who must wait longer should know.
 LONGEST_OWN_RETRY_S: Final = 60.0
@@ -251,6 +251,8 @@ def error_headers(error: GatewayError) -> dict[str, str]:
         headers["x-tollbridge-dispatched"] = "true" if error.dispatched else "false"
     if (outcome := outcome_of(error)) is not None:
         headers.update(attribution(outcome))
+    if error.left_out:
+        headers["x-tollbridge-left-out"] = _reasons(error.left_out)
     return headers
 
 
@@ -263,8 +265,11 @@ def attribution(outcome: Outcome) -> Iterator[tuple[str, str]]:
     if outcome.warnings:
         yield "x-tollbridge-warnings", header_text("; ".join(outcome.warnings))
     if outcome.left_out:
-        reasons = (f"{out.provider}/{out.model}: {out.reason}" for out in outcome.left_out)
-        yield "x-tollbridge-left-out", header_text("; ".join(reasons))
+        yield "x-tollbridge-left-out", _reasons(outcome.left_out)
+
+
+def _reasons(left_out: Sequence[LeftOut]) -> str:
+    return header_text("; ".join(f"{out.provider}/{out.model}: {out.reason}" for out in left_out))
 
 
 #: Bytes of one header: some clients and proxies take no more than 8 KiB of them all.

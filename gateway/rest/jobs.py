@@ -569,7 +569,8 @@ def _rendered(job: JobView, waiting: Mapping[str, Waiting]) -> JobSummary:
         "class": "batch" if job.options.klass is Class.BATCH else "interactive",
         "created_at": job.created_at,
         "deadline_at": job.deadline_at,
-        "started_at": job.claimed_at,
+        # One that was claimed, and refused before anything was sent, has not started.
+        "started_at": job.claimed_at if job.attempts else None,
         "ended_at": job.ended_at,
         "expires_at": job.expires_at,
         "cancel_requested": job.cancel_requested,

@@ -24,6 +24,8 @@ DOMAIN: Final = "tollbridge"
 #: and the message is in them a second time, so message and outcome are kept well below it.
 MAX_MESSAGE_BYTES: Final = 1024
 MAX_OUTCOME_BYTES: Final = 3072
+#: Characters of the routes that were left out, where no outcome has them.
+MAX_LEFT_OUT: Final = 1024
 
 CODES: Final = {code: grpc.StatusCode[status.grpc] for code, status in STATUS.items()}
 
@@ -69,6 +71,9 @@ def _info(error: GatewayError, request_id: str, outcome: Outcome | None) -> erro
         info.metadata["dispatched"] = "true" if error.dispatched else "false"
     if error.param is not None:
         info.metadata["param"] = error.param
+    if outcome is None and error.left_out:
+        reasons = "; ".join(f"{out.provider}/{out.model}: {out.reason}" for out in error.left_out)
+        info.metadata["left_out"] = reasons[:MAX_LEFT_OUT]
     if outcome is not None:
         info.metadata["ended"] = outcome.ended
         info.metadata["cost_state"] = outcome.cost.state

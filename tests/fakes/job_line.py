@@ -107,7 +107,16 @@ class FakeLine:
             await self.gate.wait()
         if call.model == "busy" and not self.free.is_set():
             self.refused += 1
-            raise AdmissionRefused("the queue is full", code=Code.QUEUE_FULL, groups=("full",))
+            nothing = Outcome(
+                request_id=call.request_id,
+                debit_id=debit,
+                ended="failed",
+                attempts=(),
+                usage=Usage(),
+                cost=Cost(state="zero"),
+                settlement="settled",
+            )
+            raise AdmissionRefused("the queue is full", code=Code.QUEUE_FULL, groups=("full",), outcome=nothing)
         if (cooling := self.cooling.get(call.model)) is not None:
             self.refused += 1
             raise AdmissionRefused(

@@ -30,7 +30,7 @@ from gateway.errors import (
     StreamBroken,
     UpstreamRejected,
 )
-from gateway.outcome import AttemptReport, Cost
+from gateway.outcome import AttemptReport, Cost, LeftOut
 from gateway.rest import chat
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.endpoint import BodyLimits
@@ -227,6 +227,20 @@ async def test_an_error_before_the_first_content_has_a_status_of_its_own_and_the
     assert headers.get("Retry-After") == retry_after
     assert (headers.get("x-should-retry") != "false") is repeats
     assert headers["Content-Type"] == "application/json"
+
+
+async def test_an_error_says_which_routes_were_left_out_where_that_was_asked_for():
+    error = NoRoute("nobody")
+    error.left_out = (
+        LeftOut(provider="a", model="m", reason="not_ready"),
+        LeftOut(provider="b", model="m", reason="x"),
+    )
+    async with serving(FakeLine(before=raising(error))) as server:
+        _, _, headers = await server.ask(PATHS[0], stream=False)
+    assert headers["x-tollbridge-left-out"] == "a/m: not_ready; b/m: x"
+    async with serving(FakeLine(before=raising(NoRoute("nobody")))) as server:
+        _, _, headers = await server.ask(PATHS[0], stream=False)
+    assert "x-tollbridge-left-out" not in headers
 
 
 @pytest.mark.parametrize("path", PATHS)

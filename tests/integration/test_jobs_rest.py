@@ -227,6 +227,7 @@ async def test_a_job_shows_its_course(client: httpx.AsyncClient, world: World) -
     job = (await client.get(f"/v1/jobs/{job_id}")).json()
     assert (job["id"], job["status"], job["custom_id"], job["session_id"]) == (job_id, "queued", "a", "s")
     assert (job["class"], job["attempts"], job["cost_usd"], job["response"]) == ("batch", 0, None, None)
+    assert (job["started_at"], job["outcome"]) == (None, None)
     assert job["waiting"] == {
         "reason": "runner",
         "position": None,
@@ -237,6 +238,7 @@ async def test_a_job_shows_its_course(client: httpx.AsyncClient, world: World) -
     async with world.runner():
         job = (await client.get(f"/v1/jobs/{job_id}", params={"wait": "30"})).json()
     assert job["status"] == "succeeded"
+    assert job["created_at"] <= job["started_at"] <= job["ended_at"]
     assert job["cost_usd"] == "0.000000125"
     assert job["outcome"]["attempts"][0]["cost"]["usd"] == "0.000000125"
     assert job["route"]["provider"] == "fake"
@@ -258,6 +260,8 @@ async def test_a_job_says_why_it_waits(client: httpx.AsyncClient, world: World) 
             "until": None,
             "expected_wait_s": None,
         }
+        # It is in a process's hands, and nothing has been sent.
+        assert (job["status"], job["started_at"]) == ("running", None)
         world.line.gate.set()
         await world.ended(job_id)
     busy = await world.one(model="busy")
@@ -269,6 +273,8 @@ async def test_a_job_says_why_it_waits(client: httpx.AsyncClient, world: World) 
 
         await until(given_back)
     job = (await client.get(f"/v1/jobs/{busy}")).json()
+    # It was claimed and refused, and has not started.
+    assert (job["started_at"], job["outcome"]) == (None, None)
     assert job["waiting"] == {
         "reason": "queue_full",
         "position": None,

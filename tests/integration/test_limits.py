@@ -327,6 +327,9 @@ async def test_what_can_never_fit_is_refused_at_once_and_uses_nothing_up(databas
             refused = await refusal(line, "m")
             assert refused.code is Code.TOO_LARGE
             assert refused.retry_after_s is None
+            whose = "the model sim-fast of " if of == "model" else ""
+            assert refused.message.endswith(f"tokens, and {whose}{host(upstream)} has 150 in a minute")
+            assert refused.param == "max_tokens"
             assert (await buckets(line))["", "requests_left"] == 600
             assert (await upstream.ledger())["dispatches"] == 0
             assert await line.slots() == []

@@ -14,7 +14,7 @@ import pytest
 from adapters.chat import ChatRequest, Message, Role, Text
 from adapters.protocols import PROTOCOLS
 from gateway.call import Call, Order, Unsupported
-from gateway.errors import InvalidRequest
+from gateway.errors import AdmissionRefused, InvalidRequest
 from gateway.outcome import LeftOut
 from tests.fakes.simulated import SimulatedProvider, simulated
 from tests.fakes.whole_line import WholeLine, call, read, whole_line
@@ -37,7 +37,9 @@ async def two(
 
 def asking(model: str, **fields: Any) -> Call:
     """A request that came in no wire protocol, as over gRPC."""
-    options = {name: fields.pop(name) for name in ("unsupported", "order", "explain", "role") if name in fields}
+    options = {
+        name: fields.pop(name) for name in ("unsupported", "order", "explain", "role", "debit_id") if name in fields
+    }
     chat = ChatRequest(
         messages=(Message(role=Role.USER, content=(Text(text="hi"),)),), **{"max_output_tokens": 50, **fields}
     )
@@ -129,6 +131,10 @@ async def test_who_asks_is_told_why_others_were_not_tried_and_the_row_knows_it_a
         assert told.left_out == (LeftOut(provider="first", model="sim-fast", reason="capability: n"),)
         assert told.route is not None
         assert told.route.provider == "second"
+        # Where nothing is left of them, the error has them.
+        with pytest.raises(AdmissionRefused) as refused:
+            await line.pipeline.complete(asking("m", n=2, explain=True, debit_id=told.debit_id))
+        assert refused.value.left_out[:1] == told.left_out
         quiet = (await line.pipeline.complete(asking("m", n=2))).outcome
         assert quiet.left_out == ()
         rows = [msgspec.json.decode(row["left_out"]) for row in await line.invocations()]

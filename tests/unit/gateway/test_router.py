@@ -122,6 +122,14 @@ def test_providers_that_are_not_ready_are_an_operators_problem_and_say_so():
         router(provider("a", missing=("A_KEY",), endpoint=None)).plan(call())
     assert none.value.code is Code.PROVIDER_NOT_READY
     assert "A_KEY" in none.value.message
+    assert none.value.left_out == ()
+
+
+def test_who_asks_for_reasons_has_them_where_nothing_is_left_too():
+    with pytest.raises(NoRoute) as none:
+        router(provider("a", missing=("A_KEY",), endpoint=None)).plan(call(explain=True))
+    [out] = none.value.left_out
+    assert (out.provider, out.reason.startswith("not_ready")) == ("a", True)
 
 
 def test_without_failover_only_the_first_route_that_may_serve_is_left():

@@ -7,8 +7,8 @@ from decimal import Decimal
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from gateway.errors import AdmissionRefused, AllRoutesFailed, Internal, InvalidRequest
-from gateway.outcome import Cost, RouteReport
+from gateway.errors import AdmissionRefused, AllRoutesFailed, Internal, InvalidRequest, NoRoute
+from gateway.outcome import Cost, LeftOut, RouteReport
 from gateway.rpc import status
 from protos.tollbridge.v1 import gateway_pb2 as pb
 from tests.fakes.line import BACKUP, attempt, outcome
@@ -31,6 +31,18 @@ def test_the_code_is_in_the_error_info_and_the_status_agrees() -> None:
     assert dict(info.metadata) == {"request_id": "f00", "attempts": "0", "dispatched": "false", "param": "n"}
     assert len(rich.details) == 1
     assert ("x-tollbridge-request-id", "f00") in trailing
+
+
+def test_routes_that_were_left_out_are_in_the_error_info_where_no_outcome_has_them() -> None:
+    error = NoRoute("nobody")
+    error.left_out = (
+        LeftOut(provider="a", model="m", reason="not_ready"),
+        LeftOut(provider="b", model="m", reason="x"),
+    )
+    _, _, trailing = status.render(error, "f00")
+    info = error_details_pb2.ErrorInfo()
+    assert rich_of(trailing).details[0].Unpack(info)
+    assert info.metadata["left_out"] == "a/m: not_ready; b/m: x"
 
 
 def test_retry_info_is_there_where_waiting_helps_and_never_negative() -> None:
