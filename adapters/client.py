@@ -133,7 +133,7 @@ class Upstream:
         """
         protocol = self._protocols[call.endpoint.protocol]
         if not isinstance(protocol, EmbeddingProtocol):
-            raise RequestNotExpressible("", f"{call.endpoint.protocol} has no embeddings")
+            raise RequestNotExpressible("model", f"{call.endpoint.protocol} has no embeddings")
         request = protocol.render_embedding_request(call)
         answer = await self._whole(call, request, protocol.parse_embedding_response, _MAX_NUMBERS)
         if len(answer.vectors) != len(call.request.inputs):
@@ -147,7 +147,7 @@ class Upstream:
         """
         protocol = self._protocols[call.endpoint.protocol]
         if not isinstance(protocol, CountingProtocol):
-            raise RequestNotExpressible("", f"{call.endpoint.protocol} does not count tokens")
+            raise RequestNotExpressible("model", f"{call.endpoint.protocol} does not count tokens")
         request, parse = protocol.render_count_request(call), protocol.parse_count_response
         return await self._whole(call, request, lambda *answer: CountResponse(tokens=parse(*answer)))
 

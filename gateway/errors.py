@@ -142,7 +142,7 @@ class GatewayError(Exception):
             self.code = code
         self.message = message
         #: The path of the field that is at fault.
-        self.param = param
+        self.param = param or None
         #: Seconds after which trying again may help.
         self.retry_after_s = retry_after_s
 

@@ -200,9 +200,7 @@ class Router:
         if known is None:
             known = tuple(self._found(model))
             if not known:
-                raise ModelNotFound(
-                    f"no model is called {model[:200]!r}: GET /v1/models lists what there is", param="model"
-                )
+                raise _absent(model)
             self._places[model] = known
         return known
 
@@ -273,9 +271,14 @@ class Router:
         """
         The routes for a call, and why the others were left out.
 
-        Raises `ModelNotFound`, `InvalidRequest`, and `NoRoute` where none is left.
+        Raises `ModelNotFound`, also for a model that the key may have nowhere, `InvalidRequest`, and `NoRoute` where none
+        is left.
         """
         name, places, order = self._asked(call)
+        if call.options.role is None and not any(
+            call.policy.allows(place.provider.id, place.target.model, place.asked) for place in places
+        ):
+            raise _absent(call.model)
         routes: list[Route] = []
         left_out: list[LeftOut] = []
         missing: set[Capability] = set()
@@ -419,6 +422,10 @@ def described(providers: Mapping[str, Provider], models: Mapping[str, Model]) ->
                     if current is not None and recorded != current
                 },
             )
+
+
+def _absent(model: str) -> ModelNotFound:
+    return ModelNotFound(f"no model is called {model[:200]!r}: GET /v1/models lists what there is", param="model")
 
 
 def _unqualified(place: _Place, route: Route, role: str) -> str | None:

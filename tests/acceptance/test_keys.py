@@ -119,15 +119,14 @@ async def test_what_a_key_may_use_holds_on_every_transport_and_its_tags_are_on_e
         assert (await ask(gateway, secret, "/v1/models/sim-other", method="GET")).status_code == 404
         assert len((await ask(gateway, KEY, "/v1/models", method="GET")).json()["data"]) == 2
         assert await called(gateway, secret, tags={"team": "mine", "step": "1"}) is None
-        assert await called(gateway, secret, "sim-other") == "FAILED_PRECONDITION"
+        assert await called(gateway, secret, "sim-other") == "NOT_FOUND"
         answered = await ask(gateway, secret, json=chat(), headers={"x-tollbridge-tags": "team=mine"})
         assert answered.status_code == 200
         assert answered.headers["x-tollbridge-route"].startswith("twin/")
         assert "tags.team" in answered.headers["x-tollbridge-warnings"]
         for model in ("sim-other", "simulated/sim-fast"):
             refused = await ask(gateway, secret, json=chat(model))
-            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_route")
-            assert "not_allowed: key" in refused.json()["error"]["message"]
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
         explained = await ask(gateway, secret, json=chat(), headers={"x-tollbridge-explain": "true"})
         assert "simulated/sim-fast: not_allowed: key" in explained.headers["x-tollbridge-left-out"]
         states = {}
@@ -135,7 +134,7 @@ async def test_what_a_key_may_use_holds_on_every_transport_and_its_tags_are_on_e
             [job] = (await ask(gateway, secret, "/v1/jobs", json=batch_line(model, 1))).json()["jobs"]
             ended = await ask(gateway, secret, f"/v1/jobs/{job['id']}?wait=20", method="GET")
             states[model] = (ended.json()["status"], (ended.json().get("error") or {}).get("code"))
-        assert states == {"sim-fast": ("succeeded", None), "sim-other": ("failed", "no_route")}
+        assert states == {"sim-fast": ("succeeded", None), "sim-other": ("failed", "model_not_found")}
         connection = await asyncpg.connect(database_url)
         try:
             rows = await connection.fetch(

@@ -445,7 +445,7 @@ def test_the_lists_of_configuration_key_and_request_must_all_agree(tmp_path: Pat
     told = refusal(router, call(policy=Policy(providers=frozenset({"b"})), allowed_providers=("a", "c")))
     assert told.code is Code.NO_ROUTE
     # A key's empty list allows nothing; the request's field cannot say that.
-    assert refusal(router, call(policy=Policy(providers=frozenset()))).code is Code.NO_ROUTE
+    assert refusal(router, call(policy=Policy(providers=frozenset()))).code is Code.MODEL_NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -467,7 +467,13 @@ def test_a_list_of_models_holds_for_pinned_ones_too(
     if allowed:
         assert served(router.plan(call(asked, policy=policy))) == ["a"]
     else:
-        assert refusal(router, call(asked, policy=policy)).code is Code.NO_ROUTE
+        # As if there were no such model: what a key may not have it does not learn of.
+        hidden, absent = (
+            refusal(router, call(asked, policy=policy)),
+            refusal(router, call("nobody/has-it", policy=policy)),
+        )
+        assert (hidden.code, hidden.param) == (absent.code, absent.param) == (Code.MODEL_NOT_FOUND, "model")
+        assert hidden.message.replace(repr(asked), "") == absent.message.replace("'nobody/has-it'", "")
 
 
 def test_what_a_key_may_use_of_a_model_is_what_every_policy_allows(tmp_path: Path) -> None:
