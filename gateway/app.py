@@ -36,7 +36,7 @@ from gateway.jobs.store import JobStore
 from gateway.jobs.submission import Judge
 from gateway.jobs.watch import Watch
 from gateway.jobs.webhooks import Webhooks
-from gateway.keys import Bootstrap, Keys
+from gateway.keys import Bootstrap, Keys, KeysSettings
 from gateway.liveness import Liveness
 from gateway.pipeline import Pipeline
 from gateway.reading import Reading
@@ -201,7 +201,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             Keys.open(
                 await stack.enter_async_context(
                     database.open_pool(url, name="tollbridge keys", size=1, pooled=settings.pooled)
-                )
+                ),
+                KeysSettings(providers=frozenset(settings.providers)),
             )
         )
         ledger = Ledger(control, zone=settings.admission.zone)

@@ -271,8 +271,8 @@ class Router:
         """
         The routes for a call, and why the others were left out.
 
-        Raises `ModelNotFound`, also for a model that the key may have nowhere, `InvalidRequest`, and `NoRoute` where none
-        is left.
+        Raises `ModelNotFound`, also for a model that the key may have nowhere, `InvalidRequest`, and `NoRoute` where
+        none is left.
         """
         name, places, order = self._asked(call)
         if call.options.role is None and not any(

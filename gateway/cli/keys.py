@@ -18,7 +18,7 @@ from gateway.cli import tables
 from gateway.cli.failure import Failed
 from gateway.embedded import EmbeddedPostgresError
 from gateway.errors import GatewayError
-from gateway.keys import LONGEST_OVERLAP_S, Change, KeyRecord, Keys
+from gateway.keys import LONGEST_OVERLAP_S, Change, KeyRecord, Keys, KeysSettings
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -328,7 +328,7 @@ async def _opened(path: Path | None, data_dir: Path | None) -> AsyncIterator[Key
     async with (
         app.open_database(settings) as url,
         database.open_pool(url, name="tollbridge keys", size=2, pooled=settings.pooled) as pool,
-        Keys.open(pool) as keys,
+        Keys.open(pool, KeysSettings(providers=frozenset(settings.providers))) as keys,
     ):
         yield keys
 

@@ -92,6 +92,8 @@ class KeysSettings(msgspec.Struct, frozen=True, kw_only=True):
     stale_after_s: float = 30.0
     #: Active keys that may exist: all are in memory.
     most: int = 10_000
+    #: Ids that a key's list of providers may have. None: any.
+    providers: frozenset[str] | None = None
 
 
 class EnvironmentKey(enum.StrEnum):
@@ -239,6 +241,7 @@ class Keys:
             expires_at=expires_at,
         )
         self._check(profile)
+        self._check_providers(profile)
         if by is not None:
             check_giving(profile, self._rights(by))
         new, secret = _new_key(profile)
@@ -278,6 +281,8 @@ class Keys:
             # A key that has expired meanwhile may still be described.
             now = self._now if "expires_at" in given else float("-inf")
             self._check(profile, now=now, kept_name=record.name)
+            if "providers" in given:
+                self._check_providers(profile)
             if by is not None:
                 check_giving(profile, self._rights(by), record)
             return profile
@@ -346,6 +351,13 @@ class Keys:
         check(profile, self._now if now is None else now)
         if profile.name == ENVIRONMENT != kept_name:
             raise InvalidRequest("this name is kept for the key in TOLLBRIDGE_API_KEY", param="name")
+
+    def _check_providers(self, profile: Profile) -> None:
+        """A provider that nobody has is a typing error, and the key could do nothing with it."""
+        known = self._settings.providers
+        for place, name in enumerate(profile.providers or ()):
+            if known is not None and name not in known:
+                raise InvalidRequest("no provider is called so in the configuration", param=f"providers.{place}")
 
     def _rights(self, caller: Caller) -> Rights:
         """Raises Unauthenticated where the key is not active any more."""

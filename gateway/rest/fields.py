@@ -320,10 +320,19 @@ def _given(
         if field.option in given:
             raise InvalidRequest("given twice", param=lower)
         try:
-            given[field.option] = field.read(field.from_text(text.strip(" \t")))
+            given[field.option] = field.read(field.from_text(_decoded(text).strip(" \t")))
         except Refused as error:
             raise InvalidRequest(str(error), param=lower) from error
     return given
+
+
+def _decoded(text: str) -> str:
+    """The value of a header, of which bytes that are no UTF-8 were put into surrogates. Raises Refused."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refused("must be ASCII, or UTF-8") from None
+    return text
 
 
 def options_from_json(fields: Mapping[str, Any], *, at: str = "", klass: Class = Class.INTERACTIVE) -> Options:

@@ -139,6 +139,19 @@ async def test_a_deployment_in_the_path_is_the_model_whatever_the_body_says(data
         assert (status, json.loads(answer)["error"]["param"]) == (400, "path")
 
 
+async def test_what_no_route_has_is_told_with_the_field_that_chose_it_and_never_an_empty_one(database_url, tmp_path):
+    async with world(database_url, tmp_path, whole, protocol="anthropic_messages") as there:
+        status, answer, _ = await there.ask("/v1/embeddings", {"model": "m", "input": "x"})
+        error = json.loads(answer)["error"]
+        assert (status, error["code"], error["param"]) == (400, "unsupported_field", "model")
+        for body in (b"{", b"[]"):
+            async with there.client.post(
+                "/v1/embeddings", data=body, headers={**KEY, "content-type": "application/json"}
+            ) as response:
+                assert (await response.json())["error"]["param"] is None
+        assert there.provider.requests == []
+
+
 async def test_a_stream_of_one_protocol_passes_in_the_providers_own_bytes(database_url, tmp_path):
     async with world(database_url, tmp_path, streamed) as there:
         options = {"stream": True, "stream_options": {"include_usage": True}}

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway import database
@@ -37,10 +38,10 @@ class World:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[World]:
+async def opened(url: str, settings: KeysSettings = FAST) -> AsyncIterator[World]:
     async with (
         database.open_pool(url, name="test-keys", size=3) as pool,
-        Keys.open(pool, FAST) as keys,
+        Keys.open(pool, settings) as keys,
         rest.serve(rest.RestSettings(port=0), rest_keys.routes(keys=keys), keys) as server,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as client,
     ):
@@ -191,6 +192,22 @@ async def test_what_a_key_cannot_have_is_refused_with_its_field(
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == param, refused.text
     assert len(await world.keys.list()) == 1
+
+
+async def test_a_provider_that_nobody_has_is_refused_with_its_place(database_url: str) -> None:
+    async with opened(database_url, msgspec.structs.replace(FAST, providers=frozenset({"openai"}))) as world:
+        admin = await world.made("admin", *Scope)
+        body = {"name": "k", "scopes": ["chat"], "providers": ["openai", "opnai"]}
+        refused = await world.ask(admin, "POST", "/v1/keys", body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "providers.1")
+        made = await world.ask(admin, "POST", "/v1/keys", {**body, "providers": ["openai"]})
+        path = f"/v1/keys/{made.json()['id']}"
+        refused = await world.ask(admin, "PATCH", path, {"providers": ["opnai"]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "providers.0")
+        assert (await world.ask(admin, "PATCH", path, {"name": "other"})).json()["providers"] == ["openai"]
+    # One that has left the configuration may stay in a key that has it.
+    async with opened(database_url, msgspec.structs.replace(FAST, providers=frozenset())) as world:
+        assert (await world.ask(admin, "PATCH", path, {"name": "again"})).json()["providers"] == ["openai"]
 
 
 async def test_a_limit_that_nobody_holds_is_refused_and_says_so(world: World) -> None:

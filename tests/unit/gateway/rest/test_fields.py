@@ -163,6 +163,12 @@ def test_money_as_a_float_is_refused_because_it_has_lost_what_it_said():
     assert caught.value.param == "max_cost_usd"
 
 
+def test_a_header_that_is_no_text_is_told_so_and_one_in_utf_8_is_taken():
+    with pytest.raises(InvalidRequest, match="must be ASCII, or UTF-8"):
+        options_from_headers(headers(("x-tollbridge-session-id", "caf\udce9")))
+    assert options_from_headers(headers(("x-tollbridge-session-id", "caf\u00e9"))).session_id == "caf\u00e9"
+
+
 def test_an_unknown_field_or_header_is_refused_by_name():
     with pytest.raises(InvalidRequest) as caught:
         options_from_json(raw('{"sesion_id": "x"}'), at="jobs[0]")
