@@ -231,6 +231,9 @@ def asks_again(error: GatewayError) -> bool:
     outcome = outcome_of(error)
     if outcome is None or not outcome.attempts:
         return True
+    if error.code is Code.ALL_ROUTES_FAILED and len(outcome.attempts) > 1 and error.retry_after_s is None:
+        # It was repeated already, with pauses, wherever that could help: the client's repetitions would multiply ours.
+        return False
     passes = any(attempt.error_class in {"transient", "network"} for attempt in outcome.attempts)
     return passes and outcome.cost.state != "unknown"
 
