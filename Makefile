@@ -17,7 +17,7 @@ ARGS ?=
 # long files come first.
 PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # The vendors' own clients, each in an environment of its own.
-CLIENTS := openai anthropic
+CLIENTS := openai anthropic grpc-requests
 CLIENT_VENVS := .venv-clients
 
 .PHONY: help demo run check test lint types contracts pytest test-clients prove bench bench-admission format protos lock clean

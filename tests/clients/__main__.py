@@ -20,7 +20,7 @@ from tests.fakes.gateway_process import KEY, gateway_process
 from tests.fakes.simulated import simulated_process
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = {"openai": "with_openai", "anthropic": "with_anthropic"}
+CLIENTS = {"openai": "with_openai", "anthropic": "with_anthropic", "grpc-requests": "with_grpc_requests"}
 #: Of one client, for all it does.
 PATIENCE_S = 180
 HOOK_SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
@@ -136,6 +136,7 @@ async def run(names: list[str], words: list[str]) -> int:
                     "PYTHONPATH": str(ROOT),
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "CLIENTS_GATEWAY": gateway.rest_url,
+                    "CLIENTS_GRPC": gateway.grpc_target,
                     "CLIENTS_KEY": KEY,
                     "CLIENTS_HOOK_PORT": str(hook),
                     "CLIENTS_HOOK_SECRET": HOOK_SECRET,
