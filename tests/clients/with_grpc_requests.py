@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -124,8 +123,7 @@ async def its_asynchronous_client_does_the_same() -> None:
         chunks = [chunk async for chunk in await service.Stream(QUESTION, metadata=METADATA)]
         assert "finished" in chunks[-1]
     finally:
-        with contextlib.suppress(AttributeError):
-            await other.channel.close()
+        await other.channel.close()
 
 
 if __name__ == "__main__":

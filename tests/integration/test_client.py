@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from aiohttp import web
+from typing_extensions import override
 
 from admission.lease import Waiting
 from gateway.answer import Observer
@@ -35,6 +42,7 @@ from gateway.client import (
 )
 from gateway.errors import AdmissionRefused, AllRoutesFailed
 from gateway.rpc.server import RpcSettings, open_server
+from protos.tollbridge.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fakes.line import FakeKeys, FakeLine, outcome
 
 QUESTION = {"asked": "Hello?", "model": "gpt-4o"}
@@ -246,6 +254,66 @@ async def test_nobody_there_is_unreachable(connect: Connect) -> None:
             await client.complete(**QUESTION, timeout_s=5)
         with pytest.raises(Unreachable):
             await client.jobs.get("00000000-0000-0000-0000-000000000001")
+
+
+class Canned(gateway_pb2_grpc.GatewayServicer):
+    @override
+    async def Complete(self, request, context):
+        return gateway_pb2.CompletionResponse(choices=[gateway_pb2.Choice(text="Hello")])
+
+
+@pytest.fixture
+def own_certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A key, and a certificate for localhost that nobody else has signed."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl here to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = "-addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([openssl, *made.split(), *names.split(), *files], check=True, capture_output=True)
+    return key, certificate
+
+
+async def test_both_parts_speak_tls_and_trust_only_whom_they_are_told_to(
+    connect: Connect, own_certificate: tuple[Path, Path]
+) -> None:
+    key, certificate = own_certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = grpc.aio.server()
+    gateway_pb2_grpc.add_GatewayServicer_to_server(Canned(), server)
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    rpc_port = server.add_secure_port("127.0.0.1:0", credentials)
+
+    async def state(request: web.Request) -> web.Response:
+        return web.json_response(job("queued"))
+
+    app = web.Application()
+    app.router.add_get("/v1/jobs/{job_id}", state)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await server.start()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+        address = {"grpc": f"localhost:{rpc_port}", "rest": f"https://localhost:{runner.addresses[0][1]}"}
+        trusted = {
+            "credentials": grpc.ssl_channel_credentials(certificate.read_bytes()),
+            "ssl_context": ssl.create_default_context(cafile=str(certificate)),
+        }
+        async with connect(**address, **trusted, api_key="good", retry_for_s=0) as client:
+            assert (await client.complete(**QUESTION)).text == "Hello"
+            assert (await client.jobs.get(JOB_ID)).status == "queued"
+        strangers = {"credentials": grpc.ssl_channel_credentials()}
+        async with connect(**address, **strangers, api_key="good", retry_for_s=0) as client:
+            with pytest.raises(Unreachable):
+                await client.complete(**QUESTION, timeout_s=20)
+            with pytest.raises(Unreachable):
+                await client.jobs.get(JOB_ID)
+    finally:
+        await runner.cleanup()
+        await server.stop(None)
 
 
 async def test_a_part_without_an_address_says_so(connect: Connect) -> None:
