@@ -42,6 +42,9 @@ def a_message_batch_is_created_run_and_read() -> None:
         assert result.type == "succeeded", name
         assert result.message.content[0].text, name
         assert result.message.usage.output_tokens > 0, name
+    # Its results have an address that is found behind any base URL.
+    behind = Anthropic(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    assert len(list(behind.messages.batches.results(made.id))) == len(models)
     assert made.id in [one.id for one in client.messages.batches.list(limit=1)]
     deleted = client.messages.batches.delete(made.id)
     assert (deleted.id, deleted.type) == (made.id, "message_batch_deleted")

@@ -54,7 +54,7 @@ def a_base_url_with_v1_is_served_and_what_is_not_there_is_told_in_the_clients_wo
     assert one.messages.count_tokens(model="claude", messages=ASKED["messages"]).input_tokens > 0
     assert "claude" in {model.id for model in one.models.list()}
     with raising(anthropic.NotFoundError) as caught:
-        client.beta.messages.batches.list()
+        client.beta.skills.list()
     assert caught.error.body["error"]["type"] == "not_found_error"
 
 

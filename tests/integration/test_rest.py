@@ -459,7 +459,7 @@ async def test_a_path_that_is_not_served_is_refused_in_the_words_of_the_api_it_i
         assert status == 404
         return set(body)
 
-    assert await kind("/v1/messages/batches") == {"type", "error", "request_id"}
+    assert await kind("/v1/messages/nothing") == {"type", "error", "request_id"}
     assert await kind("/v1/nothing", **{"anthropic-version": "2023-06-01"}) == {"type", "error", "request_id"}
     assert await kind("/v1/chat/nothing") == {"error"}
     _, body, _ = await world.ask("POST", "/v1/chat/nothing", headers={})
