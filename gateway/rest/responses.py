@@ -81,7 +81,16 @@ class InputItems(TypedDict):
 class Responses:
     """The handlers."""
 
-    def __init__(self, *, store: JobStore, intake: Intake, watch: Watch, runner: Cancels) -> None:
+    def __init__(
+        self,
+        *,
+        store: JobStore,
+        intake: Intake,
+        watch: Watch,
+        runner: Cancels,
+        cancel_patience_s: float = CANCEL_PATIENCE_S,
+    ) -> None:
+        self._cancel_patience_s = cancel_patience_s
         self._store = store
         self._intake = intake
         self._watch = watch
@@ -152,7 +161,7 @@ class Responses:
                 status = await self._store.cancel(key_id, view.job_id)
                 if status is Status.RUNNING:
                     self._runner.cancel(view.job_id)
-                    await awaited(exchange, self._store, self._watch, view.job_id, CANCEL_PATIENCE_S)
+                    await awaited(exchange, self._store, self._watch, view.job_id, self._cancel_patience_s)
                 elif status is not None:
                     self._watch.ended([view.job_id])
         return _answer(exchange, await self._found(exchange, view.job_id))

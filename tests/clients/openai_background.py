@@ -90,6 +90,9 @@ def a_running_response_is_cancelled_and_cancelling_again_says_the_same() -> None
         with raising(openai.ConflictError):
             client.responses.delete(response.id)
         cancelled = client.responses.cancel(response.id)
+        if cancelled.status == "in_progress":
+            # The busy machine took longer than the answer waits.
+            cancelled = ended(response.id)
         assert (cancelled.status, cancelled.id, cancelled.output) == ("cancelled", response.id, []), model
         assert client.responses.cancel(response.id) == cancelled
         assert client.responses.retrieve(response.id) == cancelled

@@ -243,7 +243,9 @@ async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
     keys = FakeKeys()
     keys.callers["me"] = Caller(key_id=world.key_id, name="me", scopes=CALLS)
     keys.callers["only-jobs"] = Caller(key_id=world.key_id, name="only-jobs", scopes=frozenset({Scope.JOBS}))
-    responses = Responses(store=world.store, intake=world.intake, watch=world.watch, runner=world.local)
+    responses = Responses(
+        store=world.store, intake=world.intake, watch=world.watch, runner=world.local, cancel_patience_s=60.0
+    )
     endpoints = [
         *rest_chat.routes(line=world.line, settings=StreamSettings(), in_background=responses.create),
         *responses.routes(),

@@ -147,6 +147,27 @@ async def test_a_batch_is_cancelled_before_its_requests_are_jobs_and_while_they_
     assert (await client.post(f"{PATH}/{late['id']}/cancel")).json() == late
 
 
+async def test_what_ended_before_it_was_jobs_has_a_result_for_each_request(
+    client: httpx.AsyncClient, world: World
+) -> None:
+    late = await made(client, request("a"), request("b"))
+    await world.pool.execute("update content.batch set deadline_at = clock_timestamp() - interval '1 minute'")
+    # Its model was taken out of the configuration meanwhile.
+    wrong = await made(client, request("c"), request("d", "gone"))
+    await world.pool.execute(
+        "update content.file_line set text = convert_to(replace(convert_from(text, 'utf8'), 'gone', 'missing'), 'utf8')"
+    )
+    async with world.batches.opened():
+        late, wrong = await ended(client, late["id"]), await ended(client, wrong["id"])
+    assert (late["request_counts"], wrong["request_counts"]) == (counts(expired=2), counts(errored=2))
+    assert await results(client, late) == {"a": {"type": "expired"}, "b": {"type": "expired"}}
+    told = await results(client, wrong)
+    assert {name: result["type"] for name, result in told.items()} == {"c": "errored", "d": "errored"}
+    for result in told.values():
+        assert result["error"]["error"]["type"] == "not_found_error"
+        assert "request 2" in result["error"]["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("requests", "refused"),
     [
