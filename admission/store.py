@@ -226,7 +226,7 @@ class Store:
     async def abandon(self, shard: int, tickets: Sequence[uuid.UUID], *, tombstone: bool) -> list[str]:
         """Takes tickets back. Answers the groups in which a slot came free."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_sql("abandon"), list(tickets), shard, tombstone)
+            rows = await connection.fetch(_sql("abandon"), list(tickets), shard, tombstone, *self._time_known())
         return [row["group_id"] for row in rows]
 
     async def renew(self, owner: uuid.UUID, process: uuid.UUID, *, first: bool) -> float | None:
@@ -256,7 +256,7 @@ class Store:
     async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
         """Declares owners dead whose process is proven gone. Answers their groups."""
         async with self._connection() as connection:
-            rows = await connection.fetch(_sql("bury"), list(owners))
+            rows = await connection.fetch(_sql("bury"), list(owners), *self._time_known())
         return [row["group_id"] for row in rows]
 
     async def dead(self, owners: Sequence[uuid.UUID]) -> set[uuid.UUID]:

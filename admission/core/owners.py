@@ -19,6 +19,7 @@ _TAKEN: Final = 100
 def renew(w: Work, event: Renew) -> Answers:
     expires = w.now + event.ttl_ms * MILLISECOND
     lives: int | None = None
+    w.reclaim_not_before = min(w.reclaim_not_before, expires)
     if event.first:
         owners = w.owners.view
         if owners and not any(until > w.now for until in owners.values()) and w.reclaim_not_before < w.now:

@@ -817,6 +817,48 @@ async def test_a_leap_that_a_process_has_seen_is_made_up_for_before_anything_is_
         assert before < await w.now() < before + 60 * SECOND
 
 
+async def test_a_leap_is_made_up_for_by_who_takes_a_ticket_back_or_buries_and_leaves_no_bucket_empty(database_url):
+    async with world(database_url, concurrency=2, requests_per_minute=600) as w:
+        one, other = await w.process(), await w.process()
+        back = await one.granted()
+        for process in (one, other):
+            await process.store.renew(process.owner, process.process, first=False)
+        before = await w.now()
+        await leap(w)
+        assert await one.store.abandon(0, [back.ticket_id], tombstone=False) == [GROUP]  # type: ignore[list-item]
+        assert await w.db.fetchval("select filled_at from control.allowance") < before + 60 * SECOND
+        await one.store.renew(one.owner, one.process, first=False)
+        await leap(w)
+        # It has not heard of the first step, so it believes the second.
+        await other.store.bury([uuid.uuid4()])
+        assert await w.db.fetchval("select not_before from control.reclaim") > before + 3000 * SECOND
+        await one.store.renew(one.owner, one.process, first=False)
+        assert await w.db.fetchval("select not_before from control.reclaim") < before + 120 * SECOND
+        # A bucket that one of those has filled is not empty until that time.
+        await w.db.execute(
+            "update control.allowance set filled_at = clock_timestamp() + interval '1 hour', requests_left = 0"
+        )
+        assert await one.answer(wanted()) == "queued"
+
+        async def refilled() -> bool:
+            return bool(await w.db.fetchval("select exists (select from control.ticket where state = 'active')"))
+
+        async def advanced() -> bool:
+            await one.advance()
+            return await refilled()
+
+        await until(advanced)
+
+
+async def test_who_buries_knows_of_a_leap(database_url):
+    async with world(database_url) as w:
+        one = await w.process()
+        before = await w.now()
+        await leap(w)
+        await one.store.bury([uuid.uuid4()])
+        assert await w.db.fetchval("select not_before from control.reclaim") < before + 60 * SECOND
+
+
 async def set_by_hand(w: World) -> None:
     """
     From here on the clock of whoever connects is one that `leaps` moves, and not what is added to it: a statement may

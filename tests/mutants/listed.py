@@ -553,6 +553,33 @@ _BREAKER: Final = [
         _rules("of_two_that_come_together_after_the_cooldown_one_is_the_probe"),
     ),
     _m(
+        29,
+        "who takes a ticket back believes a leap",
+        SETTLE,
+        "        v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);\n"
+        "        perform control.give_back_v1",
+        "        v_now := control.now_v1();\n        perform control.give_back_v1",
+        _rules("a_leap_is_made_up_for_by_who_takes_a_ticket_back_or_buries_and_leaves_no_bucket_empty"),
+    ),
+    _m(
+        29,
+        "a bucket filled in the future stays empty until then",
+        ACQUIRE,
+        "        if v_leapt then",
+        "        if false then",
+        _rules("a_leap_is_made_up_for_by_who_takes_a_ticket_back_or_buries_and_leaves_no_bucket_empty"),
+    ),
+    _m(
+        29,
+        "who buries believes a leap",
+        OWNERS,
+        "    v_now constant timestamptz := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, null);\n"
+        "begin\n    delete from control.owner o where o.owner_id = any (p_owner);",
+        "    v_now constant timestamptz := control.now_v1();\n"
+        "begin\n    delete from control.owner o where o.owner_id = any (p_owner);",
+        _rules("who_buries_knows_of_a_leap"),
+    ),
+    _m(
         4,
         "who is turned away is told of the whole queue",
         ACQUIRE,
@@ -928,8 +955,8 @@ _TIME: Final = [
         28,
         "a settlement's time is from before the lock",
         SETTLE,
-        f"    v_now := {_KEPT};\n",
-        "    v_now := now();\n",
+        f"    end if;\n\n    v_now := {_KEPT};\n",
+        "    end if;\n\n    v_now := now();\n",
         _rules("times_are_read_after_the_lock_was_waited_for"),
     ),
     _m(
@@ -985,8 +1012,8 @@ _TIME: Final = [
         29,
         "a settlement believes a clock that leaps while it waits for locks",
         SETTLE,
-        f"    v_now := {_KEPT};\n",
-        "    v_now := control.keep_time_v2(p_clock, p_steps, 0, 86400000, null);\n",
+        f"    end if;\n\n    v_now := {_KEPT};\n",
+        "    end if;\n\n    v_now := control.keep_time_v2(p_clock, p_steps, 0, 86400000, null);\n",
         _rules("a_leap_while_a_row_is_waited_for_lengthens_nothing"),
     ),
     _m(
@@ -1009,8 +1036,8 @@ _TIME: Final = [
         29,
         "a leap lets waiters go",
         OWNERS,
-        "constant timestamptz := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, null);",
-        "constant timestamptz := control.now_v1();",
+        "constant timestamptz := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, null);\n    -- No",
+        "constant timestamptz := control.now_v1();\n    -- No",
         _rules("a_leap_lets_no_waiter_go_and_declares_nobody_dead"),
     ),
     _m(

@@ -93,6 +93,7 @@ declare
     v_rows control.ticket[] := '{}';
     v_found integer;
     v_place_in bigint;
+    v_leapt boolean;
 begin
     if current_setting('transaction_isolation') <> 'read committed' then
         raise exception 'admission needs read committed' using errcode = 'invalid_transaction_state';
@@ -235,9 +236,15 @@ begin
                    select count(*) from control.ticket t
                     where t.group_id = p_group and t.state <> 'queued' and t.model = a.model and a.model <> '')::integer),
                array_agg(control.filled_v1(a.requests_left, a.requests_per_minute, a.filled_at, v_now)),
-               array_agg(control.filled_v1(a.tokens_left, a.tokens_per_minute, a.filled_at, v_now))
-          into a_model, a_room, a_requests, a_tokens
+               array_agg(control.filled_v1(a.tokens_left, a.tokens_per_minute, a.filled_at, v_now)),
+               bool_or(a.filled_at > v_now + interval '1 s')
+          into a_model, a_room, a_requests, a_tokens, v_leapt
           from control.allowance a where a.group_id = p_group;
+        if v_leapt then
+            -- Filled at a time that is yet to come, by a clock that had leapt and was made up for since: it would stay empty.
+            update control.allowance a set filled_at = v_now
+             where a.group_id = p_group and a.filled_at > v_now + interval '1 s';
+        end if;
         m0 := array_position(a_model, '');
     end if;
 

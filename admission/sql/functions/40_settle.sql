@@ -305,13 +305,20 @@ end $$;
 
 -- Takes tickets back: waiters leave, a grant that nobody will use is settled as zero. For a ticket whose acquire was
 -- never acknowledged a tombstone is left, so that a late commit cannot revive it.
-create or replace function control.abandon_v2(p_ticket uuid[], p_shard smallint, p_tombstone boolean)
-returns table (group_id text)
+drop function if exists control.abandon_v2(uuid[], smallint, boolean);
+
+create or replace function control.abandon_v2(
+    p_ticket uuid[], p_shard smallint, p_tombstone boolean, p_clock timestamptz default null, p_steps bigint default 0,
+    p_elapsed_ms bigint default 0, p_forward_ms bigint default 0
+) returns table (group_id text)
 language plpgsql
 set enable_sort = off set enable_incremental_sort = off set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 declare
+    -- Before the wait for locks.
+    v_entered constant timestamptz := clock_timestamp();
+    v_now timestamptz;
     v_gone control.ticket[];
 begin
     -- The place of a probe that is taken back before its dispatch goes to the next.
@@ -332,10 +339,13 @@ begin
     perform control.end_attempts_v2(
         p_shard, array(select t from unnest(v_gone) t where t.state = 'active'), 'zero',
         '{"status":"not_dispatched","ended":"not_dispatched","cost_reason":"abandoned"}');
-    perform control.give_back_v1(t.group_id, t.model, count(*)::integer, sum(t.tokens)::bigint, control.now_v1())
-       from unnest(v_gone) t
-      where t.state <> 'queued' and exists (select from control.allowance a where a.group_id = t.group_id)
-      group by t.group_id, t.model order by t.group_id, t.model;
+    if exists (select from unnest(v_gone) t
+                where t.state <> 'queued' and exists (select from control.allowance a where a.group_id = t.group_id)) then
+        v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
+        perform control.give_back_v1(t.group_id, t.model, count(*)::integer, sum(t.tokens)::bigint, v_now)
+           from unnest(v_gone) t where t.state <> 'queued'
+          group by t.group_id, t.model order by t.group_id, t.model;
+    end if;
     update control.capacity_group c set generation = c.generation + 1, probe = null
      where c.breaker = 'half_open' and c.probe in (select t.ticket_id from unnest(v_gone) t);
     return query select distinct t.group_id from unnest(v_gone) t where t.state <> 'queued';

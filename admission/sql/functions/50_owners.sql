@@ -29,6 +29,9 @@ begin
          where s.system_identifier is distinct from v_system;
     end if;
     v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
+    -- No longer than that: said by a clock that had leapt and was made up for since, it would be for as long as the leap.
+    update control.reclaim set not_before = v_now + p_ttl_ms * interval '1 ms'
+     where not_before > v_now + p_ttl_ms * interval '1 ms';
     if p_first then
         -- Nobody was heard of: it may have been the store that was away, so nobody is declared dead for one TTL more.
         if not exists (select from control.owner o where o.expires_at > v_now)
@@ -58,11 +61,16 @@ begin
 end $$;
 
 -- Declares owners dead that are proven to be: their process is gone. Their groups are answered, to be advanced.
-create or replace function control.bury_v2(p_owner uuid[]) returns table (group_id text)
+drop function if exists control.bury_v2(uuid[]);
+
+create or replace function control.bury_v2(
+    p_owner uuid[], p_clock timestamptz default null, p_steps bigint default 0, p_elapsed_ms bigint default 0,
+    p_forward_ms bigint default 0
+) returns table (group_id text)
 language plpgsql as $$
 #variable_conflict use_column
 declare
-    v_now timestamptz := control.now_v1();
+    v_now constant timestamptz := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, null);
 begin
     delete from control.owner o where o.owner_id = any (p_owner);
     delete from control.ticket t where t.owner_id = any (p_owner) and t.state = 'queued';
