@@ -1467,7 +1467,7 @@ _TIME: Final = [
         36,
         "the end of one that moved wakes the group it was of",
         SETTLE,
-        "v_freed_in[array_position(v_freed, e.ticket_id)], ",
+        "v_freed_in[array_position(v_freed, e.ticket_id)],",
         "",
         _stores("an_end_after_its_endpoint_moved_lets_the_queue_of_the_new_group_move", on="postgresql-False"),
     ),
