@@ -259,12 +259,15 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     remaining: Remaining | None = None
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+# Of the deltas there is one for every token, and nothing in them can be part of a cycle: the collector need not look.
+
+
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     choice: int = 0
 
 
-class ReasoningDelta(msgspec.Struct, frozen=True):
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     choice: int = 0
     #: Of the whole block; comes at most once in it.
@@ -275,7 +278,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
     id: str | None = None
 
 
-class RefusalDelta(msgspec.Struct, frozen=True):
+class RefusalDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
     choice: int = 0
 
@@ -289,7 +292,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
     signature: str | None = None
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
     index: int
     #: A piece of JSON text.
     arguments: str

@@ -11,6 +11,7 @@ One rule departs from the standard: an event that the end of the body cut off be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 #: Room for an image or sound inside one event; far above any text.
@@ -56,6 +57,7 @@ class EventDecoder:
         "_data",
         "_data_bytes",
         "_event",
+        "_few",
         "_limit",
         "_more",
         "_name",
@@ -70,6 +72,8 @@ class EventDecoder:
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES, keep_stray: bool = False) -> None:
         self._limit = max_event_bytes
+        #: What a line may have without a look at the limits.
+        self._few = min(_FEW_BYTES, max_event_bytes)
         self._stray: list[bytes] | None = [] if keep_stray else None
         self._stray_bytes = 0
         #: The unfinished last line, where it came in several pieces a bytearray. Not a list of them: of one byte each
@@ -98,14 +102,20 @@ class EventDecoder:
         if end < 0:
             self._keep(data)
             return []
-        if self._tail:
-            whole = self._tail + data[:end]
+        tail = self._tail
+        if tail:
+            whole = tail + data[:end]
             lines = (whole if type(whole) is bytes else bytes(whole)).split(b"\n")
         else:
             lines = data[:end].split(b"\n")
-        self._tail = data[end + 1 :]
-        if len(self._tail) > self._limit:
+        self._tail = tail = data[end + 1 :]
+        if len(tail) > self._limit:
             raise EventTooLarge(self._limit)
+        if len(lines) == 2 and not lines[1] and not self._event and self._data is None and not self._stray:
+            # What nearly every read of a slow stream is: one event of one line, without a name.
+            line = lines[0]
+            if line[:6] == b"data: " and len(line) < self._few:
+                return [("", line[6:])]
         return self._lines(lines)
 
     def _made_plain(self, data: bytes) -> bytes:
@@ -175,8 +185,11 @@ class EventDecoder:
                     size = 0
                 event = b""
                 continue
+            elif line[:7] == b"event: ":
+                event = line[7:]
+                continue
             elif line[:6] == b"event:":
-                event = line[7:] if line[6:7] == b" " else line[6:]
+                event = line[6:]
                 continue
             elif line[:5] == b"data:" or line == b"data":
                 value = line[5:]
@@ -215,7 +228,11 @@ class EventsOrJson:
     test that no header can spoil.
     """
 
-    __slots__ = ("_decoder", "_held", "_is_json", "_limit", "_values")
+    __slots__ = ("_decoder", "_held", "_is_json", "_limit", "_values", "feed")
+
+    #: The events that these bytes complete; none where the body is JSON. Raises `EventTooLarge`. Once the body is known
+    #: to be events this is the decoder's own: a call between costs as much as a short event.
+    feed: Callable[[bytes], list[ServerSentEvent]]
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES, keep_stray: bool = False) -> None:
         self._limit = max_event_bytes
@@ -224,11 +241,10 @@ class EventsOrJson:
         self._held: bytearray | None = bytearray()
         self._is_json = False
         self._values = 0
+        self.feed = self._begin
 
-    def feed(self, data: bytes) -> list[ServerSentEvent]:
-        """The events that these bytes complete; none where the body is JSON. Raises `EventTooLarge`."""
-        if self._held is None:
-            return self._decoder.feed(data)
+    def _begin(self, data: bytes) -> list[ServerSentEvent]:
+        assert self._held is not None, "of events the decoder is asked"
         if not self._is_json:
             start = bytes(self._held) + data
             if _BOM.startswith(start):
@@ -241,7 +257,8 @@ class EventsOrJson:
                 return []
             if data[0] not in _OPENS_JSON:
                 self._held = None
-                return self._decoder.feed(start)
+                self.feed = self._decoder.feed
+                return self.feed(start)
             self._is_json, self._held = True, bytearray()
         self._held += data
         self._values += data.count(b",")

@@ -20,7 +20,6 @@ from adapters.sse import ServerSentEvent
 from adapters.streams import ProvenStream
 
 _SENTINEL = b"[DONE]"
-_TEXT_BEGINS = b'{"response":"'
 _text_chunk = msgspec.json.Decoder(schema.TextChunk).decode
 _NAMES = frozenset({"", "message", "error"})
 
@@ -39,18 +38,18 @@ class WorkersStream(ProvenStream):
     @override
     def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
         for event, data in received:
-            if self._speaks and data[:13] == _TEXT_BEGINS and not event:
-                # What nearly every event is.
+            if self._speaks and not event:
+                # What nearly every event is; what it is not, is read again.
                 try:
                     text = _text_chunk(data).response
-                except msgspec.DecodeError:
-                    self._take_payload(event, data, events)
+                except (msgspec.DecodeError, RecursionError):
+                    pass
                 else:
                     self._payloads += 1
                     if text:
                         events.append(TextDelta(text))
                     continue
-            elif data[:1] == b"{":
+            if data[:1] == b"{":
                 self._take_payload(event, data, events)
             elif data.strip() == _SENTINEL:
                 self._payloads += 1
