@@ -1475,7 +1475,8 @@ _TIME: Final = [
         36,
         "a store that was away has killed everybody",
         OWNERS,
-        "update control.reclaim set not_before = v_now + p_ttl_ms * interval '1 ms'\n             where not_before < v_now",
+        "update control.reclaim set not_before = v_now + p_ttl_ms * interval '1 ms'\n"
+        "             where not_before < v_now",
         "update control.reclaim set not_before = v_now\n             where not_before < v_now",
         _rules("where_the_store_itself_was_away_nobody_is_dead_at_once"),
     ),
