@@ -16,9 +16,15 @@ ARGS ?=
 # Tests wait more than they reckon. Those of one file stay together, as they may share what is dear to set up, and the
 # long files come first.
 PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# The vendors' own clients, each in an environment of its own.
-CLIENTS := openai anthropic grpc-requests
+# The clients that people have: environments of Python, each with what it is resolved from, and one of Node.
+CLIENTS := openai anthropic grpc-requests frameworks instructor
+OF_openai := openai
+OF_anthropic := anthropic
+OF_grpc-requests := grpc-requests
+OF_frameworks := langchain-openai langchain-anthropic pydantic-ai-slim[openai,anthropic] openai-agents llm
+OF_instructor := instructor[anthropic]
 CLIENT_VENVS := .venv-clients
+NODE_CLIENTS := tests/clients/ai-sdk
 
 .PHONY: help demo run check test lint types contracts pytest test-clients prove bench bench-admission format protos lock clean
 
@@ -48,7 +54,7 @@ contracts: $(VENV)/.dev  ## who may import whom
 pytest: $(VENV)/.dev  ## all tests; ARGS="-k word" for some of them
 	@$(BIN)/python -m pytest $(if $(ARGS),$(ARGS),$(PARALLEL))
 
-test-clients: $(VENV)/.dev $(CLIENTS:%=$(CLIENT_VENVS)/%/.ready)  ## the vendors' own clients against a running gateway; ARGS="openai word" for some
+test-clients: $(VENV)/.dev $(CLIENTS:%=$(CLIENT_VENVS)/%/.ready) $(CLIENT_VENVS)/ai-sdk/.ready  ## clients and frameworks, unmodified, against a running gateway; ARGS="openai word" for some
 	@$(BIN)/python -m tests.clients $(ARGS)
 
 prove: $(VENV)/.dev  ## show that admission is exact: models, simulation, SQL, faults, planted bugs; needs spin, gcc, libc6-dev, faketime, pgbouncer
@@ -70,9 +76,9 @@ protos: $(VENV)/.dev  ## generate the gRPC code from protos/
 lock: $(VENV)/.dev  ## resolve the dependencies again and write the hash-locked files
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build -o requirements.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build --group dev -c requirements.txt -o requirements-dev.txt pyproject.toml
-	@for client in $(CLIENTS); do \
-		echo $$client | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o tests/clients/requirements-$$client.txt - || exit 1; \
-	done
+	@$(foreach client,$(CLIENTS),printf '%s\n' $(OF_$(client)) \
+		| $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o tests/clients/requirements-$(client).txt - &&) true
+	@cd $(NODE_CLIENTS) && npm install --package-lock-only --omit-lockfile-registry-resolved=true --no-audit --no-fund --silent
 
 clean:  ## remove the virtual environments and the caches; the data in .tollbridge/ stays
 	rm -rf $(VENV) $(CLIENT_VENVS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
@@ -93,3 +99,12 @@ $(CLIENT_VENVS)/%/.ready: tests/clients/requirements-%.txt $(VENV)/.runtime
 	@test -x $(@D)/bin/python || { echo "setting up $(@D) ..." >&2; $(BIN)/python -m venv $(@D); }
 	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile --require-hashes -r $<
 	@touch $@
+
+# Where there is no Node, nothing is made, and the run says that it skips the client.
+$(CLIENT_VENVS)/ai-sdk/.ready: $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json
+	@if ! npm --version >/dev/null 2>&1 || ! node -e 'process.exit(+(parseInt(process.versions.node) < 18))' 2>/dev/null; then \
+		echo "Node 18 or newer and npm are not here: $(@D) is not set up" >&2; \
+	else \
+		echo "setting up $(@D) ..." >&2; \
+		mkdir -p $(@D) && cp $^ $(@D) && npm ci --prefix $(@D) --ignore-scripts --no-audit --no-fund --silent && touch $@; \
+	fi

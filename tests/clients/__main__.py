@@ -1,36 +1,68 @@
 """
-The vendors' own clients, unmodified, against a running gateway: `make test-clients`, or with ARGS the names of some.
+Clients that people have, unmodified, against a running gateway: `make test-clients`, or with ARGS the names of some.
 
-Each client runs in an environment of its own (`.venv-clients/<client>`, from `requirements-<client>.txt` here), since
-their pins need not agree with ours or with each other's. Behind the gateway is the simulated provider.
+Clients whose pins agree share an environment (`.venv-clients/<environment>`, from `requirements-<environment>.txt`
+here); none shares ours. Behind the gateway is the simulated provider. The vendors' own clients make it fail, and count
+what reached it: they run one after the other. The frameworks ask for nothing of it, and run all at once beside another
+gateway.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from tests.clients.running import NONE_CHOSEN
 from tests.fakes.gateway_process import KEY, gateway_process
 from tests.fakes.simulated import simulated_process
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = {"openai": "with_openai", "anthropic": "with_anthropic", "grpc-requests": "with_grpc_requests"}
+ENVIRONMENTS = ROOT / ".venv-clients"
+HERE = Path(__file__).parent
+#: Each client's environment and what runs in it.
+CLIENTS = {
+    "openai": ("openai", "with_openai.py"),
+    "anthropic": ("anthropic", "with_anthropic.py"),
+    "grpc-requests": ("grpc-requests", "with_grpc_requests.py"),
+    "langchain": ("frameworks", "with_langchain.py"),
+    "pydantic-ai": ("frameworks", "with_pydantic_ai.py"),
+    "openai-agents": ("frameworks", "with_openai_agents.py"),
+    "llm": ("frameworks", "with_llm.py"),
+    "instructor": ("instructor", "with_instructor.py"),
+    "ai-sdk": ("ai-sdk", "ai-sdk/with_ai_sdk.mjs"),
+}
+ALONE = ("openai", "anthropic", "grpc-requests")
+#: The oldest major version of Node that the packages of `ai-sdk` take.
+NODE = 18
+SKIPPED = -1
+#: What the frameworks would tell to others is not told; the scenarios see to it that nobody else is reached.
+SILENCE = {
+    "DO_NOT_TRACK": "1",
+    "LANGCHAIN_TRACING_V2": "false",
+    "LANGSMITH_TRACING": "false",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "OTEL_SDK_DISABLED": "true",
+}
 #: Of one client, for all it does.
-PATIENCE_S = 180
+PATIENCE_S = 300
 HOOK_SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
-#: One provider for each protocol, at one simulated server; a second capacity group where a test needs its own.
-CONFIGURATION = """
+#: For those who look at what is said while a stream has nothing to say.
+IMPATIENT = """
 [gateway]
 stream_commit_after_s = 0.6
 stream_keepalive_s = 0.2
-
+"""
+#: One provider for each protocol, at one simulated server; a second capacity group where a test needs its own.
+CONFIGURATION = """{gateway}
 [jobs]
 batch_poll_s = 0.2
 
@@ -45,7 +77,7 @@ poll_s = 0.2
 protocol = "chat_completions"
 base_url = "{url}"
 models = ["sim-embed"]
-first_byte_s = 3
+first_byte_s = 15
 cancel_confirms_after_s = 0
 cancel_source = "none"
 
@@ -53,14 +85,14 @@ cancel_source = "none"
 protocol = "anthropic_messages"
 base_url = "{url}"
 models = ["sim-fast"]
-first_byte_s = 3
+first_byte_s = 15
 cancel_confirms_after_s = 0
 cancel_source = "none"
 
 [providers.responses]
 protocol = "responses"
 base_url = "{url}"
-first_byte_s = 3
+first_byte_s = 15
 cancel_confirms_after_s = 0
 cancel_source = "none"
 
@@ -96,6 +128,16 @@ price = {{ input = "0.02", output = "0" }}
 providers = [{{ provider = "chat", model = "sim-late" }}]
 price = {{ input = "0.15", output = "0.60" }}
 
+# It has said something when its connection is cut.
+[models.cut]
+providers = [{{ provider = "chat", model = "sim-fast?die=rst&die_after=4" }}]
+
+[models.claude-cut]
+providers = [{{ provider = "messages", model = "sim-fast?die=rst&die_after=4" }}]
+
+[models.unwell]
+providers = [{{ provider = "chat", model = "sim-fast?status=503" }}]
+
 [groups."{group}"]
 concurrency = 8
 failure_threshold = 100
@@ -114,45 +156,105 @@ def free_port() -> int:
         return port
 
 
-async def run(names: list[str], words: list[str]) -> int:
+class Result(NamedTuple):
+    status: int
+    rows: str
+
+
+async def scenarios(client: str, words: list[str], environ: dict[str, str], data: Path) -> Result:
+    """All of one client, in a process of its own; the rows of the table come from there."""
+    environment, script = CLIENTS[client]
+    home = ENVIRONMENTS / environment
+    if not (home / ".ready").exists():
+        assert script.endswith(".mjs"), f"{home} is not set up: run make test-clients"
+        why = f"all of them: {home.name} is not set up, which needs Node {NODE} or newer and npm"
+        return Result(SKIPPED, f"{client:<14} {'-':<15} {'SKIPPED':<12} {why}\n")
+    if script.endswith(".mjs"):
+        # Node looks for packages beside the script.
+        shutil.copy(HERE / script, home)
+        command = ["node", str(home / Path(script).name)]
+    else:
+        command = [str(home / "bin/python"), "-m", f"tests.clients.{script.removesuffix('.py')}"]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *words,
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={**environ, "CLIENTS_NAME": client, "CLIENTS_DATA": str(data)},
+    )
+    assert process.stdout is not None
+    said = bytearray()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while more := await process.stdout.read(65536):
+                said += more
+            return Result(await process.wait(), said.decode())
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return Result(1, f"{said.decode()}{client} took longer than {PATIENCE_S} s\n")
+
+
+async def beside(gateway: str, clients: list[str], words: list[str], *, at_once: bool) -> list[int]:
+    """The exit status of each of these clients at a gateway and a provider of their own; `gateway`: what it is told."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-clients-")))
         provider = await stack.enter_async_context(simulated_process())
         url = urlsplit(provider.url)
         hook = free_port()
-        toml = CONFIGURATION.format(url=provider.url, group=f"{url.scheme}://{url.hostname}:{url.port}", hook=hook)
-        gateway = await stack.enter_async_context(gateway_process(directory, toml, HOOK_SECRET=HOOK_SECRET))
-        failed = 0
-        for name in names:
-            print(f"{name}:", flush=True)
-            client = await asyncio.create_subprocess_exec(
-                str(ROOT / ".venv-clients" / name / "bin/python"),
-                "-m",
-                f"tests.clients.{CLIENTS[name]}",
-                *words,
-                cwd=ROOT,
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(ROOT),
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                    "CLIENTS_GATEWAY": gateway.rest_url,
-                    "CLIENTS_GRPC": gateway.grpc_target,
-                    "CLIENTS_KEY": KEY,
-                    "CLIENTS_HOOK_PORT": str(hook),
-                    "CLIENTS_HOOK_SECRET": HOOK_SECRET,
-                    "CLIENTS_PROVIDER": provider.url.removesuffix("/v1"),
-                },
-            )
-            try:
-                failed += await asyncio.wait_for(client.wait(), PATIENCE_S) != 0
-            except TimeoutError:
-                client.kill()
-                await client.wait()
-                print(f"{name} took longer than {PATIENCE_S} s")
-                failed += 1
-        if failed:
-            print(gateway.log.read_text()[-3000:])
-        return failed
+        group = f"{url.scheme}://{url.hostname}:{url.port}"
+        toml = CONFIGURATION.format(gateway=gateway, url=provider.url, group=group, hook=hook)
+        process = await stack.enter_async_context(gateway_process(directory, toml, HOOK_SECRET=HOOK_SECRET))
+        environ = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "PYTHONPYCACHEPREFIX": str(ENVIRONMENTS / "__pycache__"),
+            "CLIENTS_GATEWAY": process.rest_url,
+            "CLIENTS_GRPC": process.grpc_target,
+            "CLIENTS_KEY": KEY,
+            "CLIENTS_HOOK_PORT": str(hook),
+            "CLIENTS_HOOK_SECRET": HOOK_SECRET,
+            "CLIENTS_PROVIDER": provider.url.removesuffix("/v1"),
+            **SILENCE,
+        }
+        turns = asyncio.Semaphore(len(clients) if at_once else 1)
+
+        async def one(client: str) -> int:
+            async with turns:
+                data = directory / f"{client}-data"
+                data.mkdir()
+                result = await scenarios(client, words, environ, data)
+                print(result.rows, end="", flush=True)
+                return result.status
+
+        statuses = await asyncio.gather(*map(one, clients))
+        if any(map(failing, statuses)):
+            print(process.log.read_text()[-3000:])
+        return statuses
+
+
+def failing(status: int) -> bool:
+    return status not in {0, NONE_CHOSEN, SKIPPED}
+
+
+async def run(names: list[str], words: list[str]) -> int:
+    print(f"{'client':<14} {'version':<15} {'result':<12} scenario", flush=True)
+    alone = [name for name in names if name in ALONE]
+    others = [name for name in names if name not in ALONE]
+    sides = []
+    if alone:
+        sides.append(beside(IMPATIENT, alone, words, at_once=False))
+    if others:
+        sides.append(beside("", others, words, at_once=True))
+    statuses = [status for side in await asyncio.gather(*sides) for status in side]
+    failed = sum(map(failing, statuses))
+    if failed:
+        print(f"{failed} of {len(names)} clients failed")
+    elif 0 not in statuses:
+        print("nothing was run" if SKIPPED in statuses else f"no scenario has {' or '.join(words)} in its name")
+        return 1
+    return failed
 
 
 def main() -> None:

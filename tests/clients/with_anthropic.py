@@ -218,4 +218,4 @@ def who_leaves_in_the_middle_frees_the_slot() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("anthropic", alone=True)

@@ -127,4 +127,4 @@ async def its_asynchronous_client_does_the_same() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("grpc-requests", alone=True)

@@ -355,4 +355,4 @@ def comments_keep_a_slow_stream_open_and_do_not_disturb() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("openai", alone=True)

@@ -325,7 +325,7 @@ def render_answer(response: ChatResponse) -> bytes:
         for thought in choice.reasoning
     ]
     if choice.text:
-        content.append({"type": "text", "text": choice.text, "citations": None})
+        content.append({"type": "text", "text": choice.text})
     content += [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": _told_input(call.arguments)}
         for call in choice.tool_calls

@@ -74,6 +74,9 @@ class ToolIn(Wire):
     input_schema: msgspec.Raw = ABSENT
     cache_control: CacheControl | None = None
     strict: bool | None = None
+    #: Whether its input is streamed before it is known to be valid. Another protocol has its own way, and no answer
+    #: depends on it.
+    eager_input_streaming: bool | None = None
 
 
 class ToolChoiceIn(Wire):

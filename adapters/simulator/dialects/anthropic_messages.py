@@ -103,6 +103,7 @@ class Tool(_Strict):
     description: str | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
 
 
 class ToolChoice(_Strict):

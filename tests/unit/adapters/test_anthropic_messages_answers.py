@@ -89,7 +89,7 @@ def test_an_answer_of_another_protocol_is_told_whole():
         "content": [
             {"type": "thinking", "thinking": "hm", "signature": "S"},
             {"type": "redacted_thinking", "data": "ENC"},
-            {"type": "text", "text": "Hello", "citations": None},
+            {"type": "text", "text": "Hello"},
             {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": 1}},
             {"type": "tool_use", "id": "t2", "name": "g", "input": {}},
         ],

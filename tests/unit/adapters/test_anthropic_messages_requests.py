@@ -124,7 +124,16 @@ def test_a_request_is_read_into_the_canonical_form():
                 ],
             },
         ],
-        tools=[{"name": "f", "description": "d", "input_schema": SCHEMA, "strict": True, "cache_control": {}}],
+        tools=[
+            {
+                "name": "f",
+                "description": "d",
+                "input_schema": SCHEMA,
+                "strict": True,
+                "cache_control": {},
+                "eager_input_streaming": True,
+            }
+        ],
         tool_choice={"type": "any", "disable_parallel_tool_use": True},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
         thinking={"type": "enabled", "budget_tokens": 2000},
