@@ -97,6 +97,39 @@ async def test_what_a_profile_omits_is_told_where_it_was_asked_for(
         assert "seed" not in sent["fields"]
 
 
+async def test_what_is_refused_or_dropped_of_a_job_is_named_within_its_body(database_url: str, tmp_path: Path) -> None:
+    """The caller's own words, and where they stood: an Anthropic's body, asked of a provider that speaks Responses."""
+    models = '[models.m]\nproviders = [{ provider = "first", model = "sim-fast", protocol = "responses" }]\n'
+    body = b'{"model":"m","max_tokens":50,"messages":[{"role":"user","content":"hi"}],"system":"x","top_k":3%b}'
+    async with two(database_url, tmp_path, models) as (line, first, _):
+
+        def job(more: bytes, **options: Any) -> Call:
+            chat = PROTOCOLS["anthropic_messages"].parse_request(body % more)
+            return msgspec.structs.replace(call("m", **options), chat=chat, transport="job")
+
+        with pytest.raises(InvalidRequest) as refused:
+            await line.pipeline.complete(job(b""))
+        assert refused.value.param == "body.top_k"
+        with pytest.raises(InvalidRequest) as refused:
+            await line.pipeline.complete(job(b',"stop_sequences":["a"]', unsupported=Unsupported.DROP))
+        assert refused.value.param == "body.stop_sequences"
+        assert await first.dispatches() == []
+        completion = await line.pipeline.complete(job(b"", unsupported=Unsupported.DROP))
+        assert completion.outcome.warnings == ("body.top_k: dropped, first was not sent it",)
+
+
+async def test_what_no_route_can_do_is_named_as_the_caller_wrote_it(database_url: str, tmp_path: Path) -> None:
+    models = '[models.m]\nproviders = [{ provider = "first", model = "sim-fast" }]\n'
+    async with two(database_url, tmp_path, models, first='cannot = ["reasoning"]') as (line, _, _):
+        chat = PROTOCOLS["anthropic_messages"].parse_request(
+            b'{"model":"m","max_tokens":4000,"messages":[{"role":"user","content":"hi"}],'
+            b'"thinking":{"type":"enabled","budget_tokens":2000}}'
+        )
+        with pytest.raises(InvalidRequest) as refused:
+            await line.pipeline.complete(msgspec.structs.replace(call("m"), chat=chat))
+        assert refused.value.param == "thinking.budget_tokens"
+
+
 async def test_what_must_not_be_dropped_is_refused_all_the_same(database_url: str, tmp_path: Path) -> None:
     async with two(database_url, tmp_path, BY_MESSAGES) as (line, first, _):
         with pytest.raises(InvalidRequest) as refused:

@@ -49,7 +49,7 @@ WORDS: Words = {
     "parallel_tool_calls": ("tool_choice.disable_parallel_tool_use",),
     "response_format": ("output_config.format", "output_format"),
     "response_format.schema": ("output_config.format.schema", "output_format.schema"),
-    "reasoning_effort": ("output_config.effort", "thinking"),
+    "reasoning_effort": ("output_config.effort", "thinking.budget_tokens", "thinking"),
     "reasoning_budget_tokens": ("thinking.budget_tokens", "thinking"),
     "cache": ("cache_control",),
     "filename": ("title",),
