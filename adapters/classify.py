@@ -9,6 +9,10 @@ pattern can tell a quoted prompt from prose. Redaction alone is therefore not en
 sentence is passed on unless it is one we know: `SAFE_SENTENCES` lists them, with room only for numbers, identifiers of
 bounded length and nothing else. The rest of the message is ours, made of the class, the machine code and the path of
 the field at fault, each held to the alphabet of identifiers.
+
+There is one exception, `Rejected.said`. Where the request itself is at fault, only the provider's words tell what to
+mend, and who sent the request may read what it quotes. They are kept apart from the message, for the caller alone: no
+log, no ledger. What speaks of the operator's account, a refused key, a quota, an overload, is never passed on so.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -57,6 +61,28 @@ SAFE_SENTENCES: tuple[re.Pattern[str], ...] = tuple(
         r"[`\"']?(?:temperature|top_[kp])[`\"']? is deprecated for this model",
         r"[Ii]nternal server error",
         r"Service (?:temporarily )?unavailable",
+    )
+)
+
+#: Characters of a provider's prose that are looked at, and that a caller is told.
+_MOST_READ = 1200
+_MOST_TOLD = 300
+_HIDDEN = "[...]"
+#: Characters of a header's value from which it is taken for a secret; `2023-06-01` is none.
+_LEAST_SECRET = 12
+#: What may tell of the operator's account or network: addresses of the web, of mail and of hosts, keys and ids by what
+#: they begin with, masked ones, and long words of letters and digits. All bounded, as what is searched is a stranger's.
+_TELLING = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s\"'<>]+",
+        r"[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]+",
+        r"\b\d{1,3}(?:\.\d{1,3}){3}\b",
+        r"(?i)\b(?:bearer|basic)\s+[^\s\"']+",
+        r"(?i)\b(?:sk|pk|rk|gsk|xai|hf|tb|org|proj|acct)[-_](?=[\w*.-]{0,60}[\d*])[\w*.-]{4,}",
+        r"\bAIza[\w*-]{4,}",
+        r"\S{0,64}\*{3,}\S*",
+        r"(?=[A-Za-z_+/=-]{0,64}\d)(?=[\d_+/=-]{0,64}[A-Za-z])[\w+/=-]{24,}",
     )
 )
 
@@ -163,6 +189,7 @@ def classify(table: Sequence[Rule], failure: Failure) -> Rejected:
         rate_limited=rate_limited,
         credential_fault=verdict.credential_fault,
         provider_request_id=request_id(failure.headers),
+        said=words_for_the_caller(failure.message) if error_class is ErrorClass.FATAL else None,
     )
 
 
@@ -174,6 +201,26 @@ def safe_message(error_class: ErrorClass, code: str, failure: Failure) -> str:
     message = f"{_WORDS[error_class]} ({', '.join(about)})"
     said = next((found for pattern in SAFE_SENTENCES if (found := pattern.search(failure.message))), None)
     return f"{message}: {said.group()}" if said else message
+
+
+def words_for_the_caller(message: str) -> str | None:
+    """A provider's prose on one line, without what has the look of an address, a key or an id; None: no words."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in message[:_MOST_READ]).split())
+    if len(message) > _MOST_READ:
+        # The last word may be the beginning of a key.
+        line = line.rpartition(" ")[0]
+    for pattern in _TELLING:
+        line = pattern.sub(_HIDDEN, line)
+    return line or None
+
+
+def told(said: str, secrets: Iterable[str]) -> str:
+    """Such words without these secrets, whole or one of the words in them, cut to what a caller is told."""
+    for secret in secrets:
+        for part in (secret, *secret.split()):
+            if len(part) >= _LEAST_SECRET:
+                said = said.replace(part, _HIDDEN)
+    return said if len(said) <= _MOST_TOLD else f"{said[: _MOST_TOLD - 3]}..."
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:

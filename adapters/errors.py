@@ -73,6 +73,7 @@ class Rejected(ProviderError):
         credential_fault: bool = False,
         after_content: bool = False,
         provider_request_id: str | None = None,
+        said: str | None = None,
     ) -> None:
         super().__init__(message, code=code, status=status, provider_request_id=provider_request_id)
         self.error_class = error_class
@@ -84,6 +85,9 @@ class Rejected(ProviderError):
         self.credential_fault = credential_fault
         #: It came with an answer, or part of one: what that cost is not known.
         self.after_content = after_content
+        #: Of a request that is at fault itself, the provider's own words, without what looks like a secret. They may
+        #: quote the request: for whoever sent it, by way of `adapters.classify.told`, and for no log and no ledger.
+        self.said = said
 
 
 class Broken(ProviderError):

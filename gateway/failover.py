@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from adapters import classify
 from adapters.errors import Broken, ErrorClass, Rejected, RequestNotExpressible
 from admission.lease import Fence, Refusal, RefusalReason
 from gateway.attempt import Attempt, Receipt
@@ -133,8 +134,9 @@ class Run:
         error = attempt.error
         self.failed_in.append(attempt.lease.group)
         if isinstance(error, Rejected) and error.error_class is ErrorClass.FATAL:
+            said = classify.told(error.said or "", attempt.route.endpoint.headers.values())
             raise UpstreamRejected(
-                f"{attempt.route.provider.id} refused the request: {error.message}",
+                f"{attempt.route.provider.id} refused the request: {said or error.message}",
                 outcome=self.outcome("failed", receipt=receipt),
             )
         if isinstance(error, RequestNotExpressible):

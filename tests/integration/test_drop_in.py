@@ -152,6 +152,30 @@ async def test_what_no_route_has_is_told_with_the_field_that_chose_it_and_never_
         assert there.provider.requests == []
 
 
+async def test_a_refusal_has_the_providers_words_for_the_caller_alone_and_never_our_key(database_url, tmp_path):
+    words = f"Invalid 'temperature' beside '{QUESTION}' under provider-canary-key: at most 2"
+
+    async def refuses(exchange: Exchange) -> None:
+        body = {"error": {"message": words, "type": "invalid_request_error", "param": "temperature", "code": None}}
+        await exchange.answer(json.dumps(body).encode(), status=400)
+
+    async with world(database_url, tmp_path, refuses) as there:
+        with capture_logs() as logs:
+            for path, body in (("/v1/chat/completions", CHAT), ("/v1/messages", {**CHAT, "max_tokens": 9})):
+                status, answer, _ = await there.ask(path, {k: v for k, v in body.items() if k != "unheard_of"})
+                message = json.loads(answer)["error"]["message"]
+                assert status == 400
+                assert "Invalid 'temperature' beside" in message
+                assert "at most 2" in message
+                assert b"provider-canary-key" not in answer
+        await there.line.settled()
+        rows = await there.line.rows("select row_to_json(i)::text as kept from control.invocation i")
+    assert rows
+    for kept in (str(logs), str([row["kept"] for row in rows])):
+        assert QUESTION not in kept
+        assert "temperature' beside" not in kept
+
+
 async def test_a_stream_of_one_protocol_passes_in_the_providers_own_bytes(database_url, tmp_path):
     async with world(database_url, tmp_path, streamed) as there:
         options = {"stream": True, "stream_options": {"include_usage": True}}
