@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from admission.lease import Demand, Fence, Settlement, Waiting
+from admission.lease import Demand, Fence, KeyLimit, Settlement, Waiting
 
 
 class StoreUnavailable(Exception):
@@ -50,6 +50,8 @@ class TicketRow(msgspec.Struct, frozen=True):
     #: With a refusal, when asking again may help; with "queued", when the cooldown ends; with "next", the next event.
     wait_ms: int | None = None
     expected_ms: int | None = None
+    #: With a refusal for a limit of the ticket's key.
+    key_limit: KeyLimit | None = None
 
 
 class BreakerEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,9 @@ _REFUSALS: Final = {
     "lapsed": RefusalReason.LAPSED,
     "owner_fence": RefusalReason.FENCED,
     "provider_unavailable": RefusalReason.UNAVAILABLE,
+    "key_limit": RefusalReason.KEY_LIMIT,
+    "budget_exceeded": RefusalReason.BUDGET_EXCEEDED,
+    "budget_reserved": RefusalReason.BUDGET_RESERVED,
     "too_large": RefusalReason.TOO_LARGE,
     "store_closed": RefusalReason.STORE_CLOSED,
 }
@@ -395,17 +398,20 @@ class Controller:
         else:
             ticket.waits = False
             wait_ms = row.expected_ms if row.wait_ms is None else row.wait_ms
+            # Of a budget for good no time gives anything back.
+            at_least_s = None if row.answer == "budget_exceeded" else 1.0
             _answer(
                 ticket,
                 Refusal(
                     reason=_REFUSALS[row.answer],
                     group=ticket.group,
-                    retry_after_s=1.0 if wait_ms is None else wait_ms / 1000,
+                    retry_after_s=at_least_s if wait_ms is None else wait_ms / 1000,
                     cause=row.wait_reason,
                     tokens=demand.tokens if row.answer == "too_large" else None,
                     ends_at=None
                     if row.wait_reason is None or row.wait_ms is None
                     else time.monotonic() + row.wait_ms / 1000,
+                    key_limit=row.key_limit,
                 ),
             )
 

@@ -22,6 +22,7 @@ from admission.core.fences import is_fenced
 from admission.core.floors import CAUSES
 from admission.core.groups import close, configure, reset
 from admission.core.judge import first_content
+from admission.core.keys import limit_key
 from admission.core.occupancy import Occupancy, wait_reason
 from admission.core.owners import bury, overdue, renew, take
 from admission.core.settle import abandon, settle
@@ -37,6 +38,7 @@ from admission.state import (
     Configure,
     Decide,
     Event,
+    LimitKey,
     Overdue,
     Renew,
     Rescan,
@@ -85,6 +87,8 @@ def _apply(work: Work, event: Event) -> Answers:
             return configure(work, event)
         case Reset():
             return reset(work, event)
+        case LimitKey():
+            return limit_key(work, event)
         case Close():
             return close(work, event)
 

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime
+from decimal import Decimal
 from typing import TypeAlias
 
 import msgspec
@@ -53,6 +54,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     credential: str = ""
     #: The most tokens it can use, for limits of tokens per minute. Corrected by what was used at the settlement.
     tokens: int = 0
+    #: Where its key has limits, the most it can cost in USD, 0 where no bound is known: it is kept of the key's budgets
+    #: until the ledger has the cost. None: the key has no limits.
+    reserved_usd: Decimal | None = None
     #: A retry keeps the place in the order that its first ticket had: that lease's `number`.
     place: int | None = None
     fence: Fence | None = None
@@ -135,10 +139,30 @@ class RefusalReason(enum.StrEnum):
     #: The credential is rejected, or its quota exhausted, or the provider asks for a longer pause than anybody should
     #: wait: the route is left out until it is looked at again.
     UNAVAILABLE = "provider_unavailable"
-    #: It needs more tokens than the group or the model may use in a minute.
+    #: Its key has as much at work as it may, or has used up its requests or tokens of a minute.
+    KEY_LIMIT = "key_limit"
+    #: What its key may spend in a period is spent, or too much of it for this request.
+    BUDGET_EXCEEDED = "budget_exceeded"
+    #: As before, but for what attempts at work may cost: when they have ended, more may be left.
+    BUDGET_RESERVED = "budget_reserved"
+    #: It needs more tokens than the group, the model or its key may use in a minute.
     TOO_LARGE = "too_large"
     #: This process had lapsed, or lapsed while the ticket waited: the ticket is gone, and another may be asked for.
     LAPSED = "lapsed"
+
+
+class KeyLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """The limit of a key that a request would pass, and what has been used of it."""
+
+    #: A field of `settings.KeyLimits`.
+    name: str
+    most: Decimal
+    #: Of a budget, in USD: what was charged, the bounds of attempts whose cost is unknown, those of attempts at work,
+    #: and of this one.
+    spent: Decimal = Decimal(0)
+    unknown: Decimal = Decimal(0)
+    reserved: Decimal = Decimal(0)
+    wanted: Decimal = Decimal(0)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,6 +176,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     #: When that ends, on this process's monotonic clock (`time.monotonic`); None while a probe is out.
     ends_at: float | None = None
+    #: With KEY_LIMIT, BUDGET_EXCEEDED and BUDGET_RESERVED, and with TOO_LARGE where it is the key's tokens per minute.
+    key_limit: KeyLimit | None = None
     position: int | None = None
     #: With TOO_LARGE: how many it was said to need.
     tokens: int | None = None

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any, Final, Literal
 
 import msgspec
@@ -28,6 +29,7 @@ from admission.state import (
     Acquire,
     Answers,
     Bury,
+    Charge,
     Configure,
     Decide,
     Event,
@@ -58,6 +60,19 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NO_FAULT: Final = Fault()
+
+
+class _Record(msgspec.Struct, frozen=True):
+    usd: Decimal | None = None
+    upper_bound_usd: Decimal | None = None
+    input_total: int = 0
+    output_total: int = 0
+
+
+def charge_of(record: bytes) -> Charge:
+    """What the ledger takes from a record, where there is no ledger."""
+    told = msgspec.json.decode(record, type=_Record)
+    return Charge(usd=told.usd, bound=told.upper_bound_usd, tokens=told.input_total + told.output_total)
 
 
 class MemoryDatabase:
@@ -186,14 +201,15 @@ class MemoryStore:
         now = asyncio.get_running_loop().time()
         told_ms = 0 if settlement.told_at is None else round(max(now - settlement.told_at, 0.0) * 1000)
         asked = settlement.retry_after_s
+        charge = charge_of(settlement.record)
         if asked is None:
-            return Outcome(settlement, None, told_ms)
+            return Outcome(settlement, None, told_ms, charge)
         longest = self._settings.longest_retry_after_s
         if settlement.verdict is Verdict.RATE_LIMITED and asked > longest:
             settlement = msgspec.structs.replace(settlement, verdict=Verdict.LIMITED_FOR_LONG)
         received_at = settlement.received_at
         since = 0.0 if received_at is None else now - received_at
-        return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000), told_ms)
+        return Outcome(settlement, round(min(max(asked - since, 0.0), longest) * 1000), told_ms, charge)
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         await self._send("decide", Decide(group, ticket, generation))

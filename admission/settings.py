@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 
 import msgspec
+
+
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a key may use, over all groups and processes. None: no limit."""
+
+    #: Requests at once: all that are in the gateway, waiting or at work.
+    concurrency: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    #: USD of a day and a month in the declared zone, and for good.
+    budget_day_usd: Decimal | None = None
+    budget_month_usd: Decimal | None = None
+    budget_total_usd: Decimal | None = None
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):

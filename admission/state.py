@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from datetime import date
+from decimal import Decimal
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +20,7 @@ from admission.breaker import Breaker, BreakerLimits, BreakerState
 from admission.clock import SECOND, microseconds, milliseconds
 from admission.contract import SettledRow, TicketRow
 from admission.lease import Class, Demand, Settlement
-from admission.settings import AdmissionSettings, GroupSettings
+from admission.settings import AdmissionSettings, GroupSettings, KeyLimits
 
 TicketState: TypeAlias = Literal["queued", "granted", "active", "quarantined"]
 AttemptState: TypeAlias = Literal["charged", "zero", "unknown"]
@@ -44,6 +46,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     credential: str
     tokens: int
+    #: Of its key's budgets, in USD, until the ledger has its cost or its bound; None where the key has no limits.
+    reserved: Decimal | None
     owner: uuid.UUID
     key_id: uuid.UUID
     debit_id: str
@@ -166,6 +170,41 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     ended: float = 0.0
 
 
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key had left of a minute's worth."""
+
+    requests_left: float = 0.0
+    tokens_left: float = 0.0
+    #: The key's tokens in the ledger when it was filled.
+    tokens_seen: int = 0
+    filled_at: int = 0
+
+
+class LimitedKey(msgspec.Struct, frozen=True, kw_only=True):
+    limits: KeyLimits
+    bucket: Bucket
+
+
+class Spent(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ledger has of a key and a day."""
+
+    usd: Decimal = Decimal(0)
+    #: Bounds of attempts whose cost is unknown.
+    unknown: Decimal = Decimal(0)
+    tokens: int = 0
+
+
+class Charge(msgspec.Struct, frozen=True, kw_only=True):
+    """What the record of a settlement tells. None: nothing."""
+
+    usd: Decimal | None = None
+    bound: Decimal | None = None
+    tokens: int = 0
+
+
+UNTOLD: Final = Charge()
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     settings: GroupSettings
     version: int
@@ -196,6 +235,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided upon. The mappings are never changed, only replaced."""
 
     zone: str = "UTC"
+    #: How far the store's time is before its server's clock, by which days are told.
+    ahead: int = 0
     unconfirmed_grant: int = 2 * SECOND
     unavailable: int = 300 * SECOND
     groups: Mapping[str, Group] = {}
@@ -216,6 +257,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     reclaim_not_before: int = 0
     #: The newest executor by key, scope and run.
     fences: Mapping[tuple[uuid.UUID, str, str], int] = {}
+    #: Keys that have limits.
+    limited: Mapping[uuid.UUID, LimitedKey] = {}
+    #: By key and day of grant.
+    spent: Mapping[tuple[uuid.UUID, date], Spent] = {}
+    #: Whose cost is unknown: key, day and bound.
+    unknown: Mapping[uuid.UUID, tuple[uuid.UUID, date, Decimal]] = {}
     #: Nothing is granted before this: the store may have forgotten grants.
     closed_until: int = 0
     #: By group; only of those whose calls ended while others waited.
@@ -271,6 +318,7 @@ class Outcome(msgspec.Struct, frozen=True):
     settlement: Settlement
     retry_after_ms: int | None = None
     told_ms: int = 0
+    charge: Charge = UNTOLD
 
 
 class Settle(msgspec.Struct, frozen=True):
@@ -325,6 +373,13 @@ class Reset(msgspec.Struct, frozen=True):
     group: str
 
 
+class LimitKey(msgspec.Struct, frozen=True):
+    """The limits of a key from here on."""
+
+    key_id: uuid.UUID
+    limits: KeyLimits
+
+
 class Close(msgspec.Struct, frozen=True):
     """The store is another than before: nothing is granted for so long."""
 
@@ -332,7 +387,7 @@ class Close(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Take | Configure | Reset | Close
+    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Take | Configure | Reset | LimitKey | Close
 )  # fmt: skip
 
 

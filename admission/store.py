@@ -26,7 +26,7 @@ import structlog
 from typing_extensions import override
 
 from admission.contract import BreakerEvent, Rejected, SettledRow, StoreUnavailable, TicketRow
-from admission.lease import Demand, Fence, Settlement, Verdict, Waiting
+from admission.lease import Demand, Fence, KeyLimit, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 
 log: Final = structlog.get_logger("admission")
@@ -52,6 +52,8 @@ _NAME: Final = "tollbridge admission"
 #: The functions' statements are small and many: planning them anew costs more than running them, and a table that was
 #: just emptied looks cheap to scan until it is not.
 _PLANS: Final = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+
+_KEY_LIMIT: Final = msgspec.json.Decoder(KeyLimit)
 
 
 class PooledConnection(asyncpg.Connection):
@@ -151,9 +153,10 @@ class Store:
                 [d.intent.decode() for d, _ in demands],
                 *_fences([d.fence for d, _ in demands]),
                 *self._time_known(),
+                _unless_none([d.reserved_usd for d, _ in demands]),
             )
         answers: list[TicketRow] = []
-        for row in (TicketRow(*row) for row in rows):
+        for row in map(_ticket_row, rows):
             if row.answer == "all":
                 answers += _each(row, demands)
             elif row.answer != "time":
@@ -473,6 +476,12 @@ class Store:
 
 def _caller_ms(demand: Demand, waited: float) -> int | None:
     return None if demand.caller_deadline_s is None else _ms(demand.caller_deadline_s - waited)
+
+
+def _ticket_row(row: asyncpg.Record) -> TicketRow:
+    if row["key_limit"] is None:
+        return TicketRow(*row)
+    return TicketRow(**{**row, "key_limit": _KEY_LIMIT.decode(row["key_limit"])})
 
 
 def _each(row: TicketRow, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:

@@ -202,7 +202,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 await stack.enter_async_context(
                     database.open_pool(url, name="tollbridge keys", size=1, pooled=settings.pooled)
                 ),
-                KeysSettings(providers=frozenset(settings.providers)),
+                KeysSettings(providers=frozenset(settings.providers), zone=settings.admission.zone),
             )
         )
         ledger = Ledger(control, zone=settings.admission.zone)

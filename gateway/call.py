@@ -63,6 +63,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     scopes: frozenset[Scope]
     #: What it may use.
     policy: Policy = ANYTHING
+    #: It has limits, of which admission keeps count.
+    limited: bool = False
+    #: Of money among them: what nobody can bound is not dispatched for it.
+    budgeted: bool = False
     #: On each of its calls; of two tags with one name, this is the one that counts.
     tags: dict[str, str] = {}
 

@@ -5,7 +5,7 @@ Every error a caller can be told, and what it is on each transport.
     |- InvalidRequest            the request cannot be served as it is; `param` names the field
     |- Unauthenticated, PermissionDenied
     |- NotFound, ModelNotFound, Conflict, IdempotencyMismatch
-    |- AdmissionRefused          no slot: queue, deadline, cooldown, store, duplicate debit, fence, rate
+    |- AdmissionRefused          no slot: queue, deadline, cooldown, store, duplicate debit, fence, rate, limits
     |- NoRoute                   no route is left to try: policy, readiness
     |- AllRoutesFailed           every attempt failed; lists them
     |- UpstreamRejected          the provider refused the request as the caller's own fault
@@ -57,6 +57,9 @@ class Code(enum.StrEnum):
     OWNER_FENCE = "owner_fence"
     PROVIDER_UNAVAILABLE = "provider_unavailable"
     TOO_LARGE = "too_large"
+    KEY_LIMIT = "key_limit"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    BUDGET_RESERVED = "budget_reserved"
     NO_ROUTE = "no_route"
     PROVIDER_NOT_READY = "provider_not_ready"
     ALL_ROUTES_FAILED = "all_routes_failed"
@@ -108,6 +111,10 @@ STATUS: dict[Code, Status] = {
     Code.PROVIDER_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
     # Not 429: clients repeat that by themselves, and this one can never succeed as it is.
     Code.TOO_LARGE: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.KEY_LIMIT: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
+    # OpenAI's own word for money that is used up: its clients know that asking again does not help.
+    Code.BUDGET_EXCEEDED: Status(429, "RESOURCE_EXHAUSTED", "insufficient_quota"),
+    Code.BUDGET_RESERVED: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
     Code.NO_ROUTE: Status(403, "FAILED_PRECONDITION", "permission_error"),
     Code.PROVIDER_NOT_READY: Status(503, "FAILED_PRECONDITION", "api_error"),
     Code.ALL_ROUTES_FAILED: Status(502, "UNAVAILABLE", "api_error"),

@@ -23,6 +23,7 @@ import structlog
 from adapters import classify
 from adapters.errors import Broken, ErrorClass, Rejected, RequestNotExpressible
 from admission.lease import Fence, Refusal, RefusalReason
+from gateway import limits
 from gateway.attempt import Attempt, Receipt
 from gateway.billing import total
 from gateway.call import Call, Resend
@@ -90,6 +91,8 @@ class Run:
         self.places: dict[str, int] = {}
         #: Why routes were not tried, those of the plan first; with the id of one that was planned.
         self._left_out: list[tuple[str | None, LeftOut]] = []
+        #: The refusal that came after the last attempt, where one did.
+        self._stopped_by: Refusal | None = None
         self.warnings = tuple(f"tags.{name}: the API key's own value stands" for name in call.overruled_tags)
         if call.options.idempotency_key is not None and call.transport == "job":
             self.warnings += ("idempotency_key: kept for the record; what counts for jobs is that of the submission",)
@@ -119,6 +122,7 @@ class Run:
     def refused(self, refusal: Refusal, route: Route | None = None) -> None:
         """Takes note of a refusal, and of a route that may be waited for; raises where no other could do better."""
         self.refusals.append((refusal, route))
+        self._stopped_by = refusal
         if route is not None:
             # Of a route that is asked for again, the last reason.
             self._left_out = [(known, out) for known, out in self._left_out if known != route.route_id]
@@ -132,6 +136,7 @@ class Run:
     def goes_on(self, attempt: Attempt, receipt: Receipt) -> bool:
         """After a failed attempt that is settled: may its route be tried again? Raises where nothing may."""
         error = attempt.error
+        self._stopped_by = None
         self.failed_in.append(attempt.lease.group)
         if isinstance(error, Rejected) and error.error_class is ErrorClass.FATAL:
             said = classify.told(error.said or "", attempt.route.endpoint.headers.values())
@@ -253,29 +258,30 @@ class Run:
         code = _code_of(refusal)
         place = "" if refusal.position is None else f" at position {refusal.position}"
         return AdmissionRefused(
-            told or _REFUSED[code].format(group=refusal.group, place=place),
+            told or limits.told(refusal) or _REFUSED[code].format(group=refusal.group, place=place),
             code=code,
             param=param,
             # What is too large stays so.
             retry_after_s=None if code in _FOR_EVER else retry_after_s,
             outcome=self.outcome("failed"),
-            groups=self._groups(refusal.group),
+            groups=self._groups() if code in _OF_THE_KEY else self._groups(refusal.group),
             cause=cause,
         )
 
     def _groups(self, *first: str) -> tuple[str, ...]:
-        refused = [refusal.group for refusal, _ in self.refusals if _code_of(refusal) not in _SAME_EVERYWHERE]
+        elsewhere = _SAME_EVERYWHERE | _OF_THE_KEY
+        refused = [refusal.group for refusal, _ in self.refusals if _code_of(refusal) not in elsewhere]
         return tuple(dict.fromkeys([*first, *refused, *self.failed_in]))
 
     def _no_slot(self) -> AdmissionRefused:
         """Of several routes without a slot: the last that may have one later, and when the first of them may."""
-        passing = [one for one in self.refusals if _code_of(one[0]) not in _FOR_EVER] or self.refusals
+        lasting = [one for one in self.refusals if _code_of(one[0]) not in _FOR_EVER] or self.refusals
+        passing = [one for one in lasting if _code_of(one[0]) is not Code.BUDGET_EXCEEDED] or lasting
         waits = [refusal.retry_after_s for refusal, _ in passing if refusal.retry_after_s is not None]
         refusal, route = passing[-1]
         if route is not None and refusal.reason is RefusalReason.TOO_LARGE:
-            return self._refusal(
-                refusal, None, told=_too_large(refusal, route), param=_what_is_large(self.call, refusal)
-            )
+            told = None if refusal.key_limit is not None else _too_large(refusal, route)
+            return self._refusal(refusal, None, told=told, param=_what_is_large(self.call, refusal))
         hold = Hold.of(refusal)
         if route is None or hold is None:
             return self._refusal(refusal, min(waits, default=None))
@@ -293,7 +299,15 @@ class Run:
             f"{r.route.provider}/{r.route.model}: {r.http_status or r.status} {r.code or ''}".rstrip()
             for r in self.reports
         )
-        waits = [refusal.retry_after_s for refusal, _ in self.refusals if refusal.retry_after_s is not None]
+        stopped_by = self._stopped_by
+        if stopped_by is not None and _code_of(stopped_by) in _OF_THE_KEY:
+            told = f"{limits.told(stopped_by)} Before that: {tried}"
+            return self._refusal(stopped_by, stopped_by.retry_after_s, told=told)
+        waits = [
+            refusal.retry_after_s
+            for refusal, _ in self.refusals
+            if refusal.retry_after_s is not None and _code_of(refusal) not in _OF_THE_KEY
+        ]
         return AllRoutesFailed(
             f"every route failed ({tried})",
             retry_after_s=retry_after_s or max([self.floor_s, *waits]) or None,
@@ -398,6 +412,7 @@ _REFUSED: Final = {
     Code.DUPLICATE_DEBIT: "this debit_id is in use or has ended: nothing was dispatched again",
     Code.OWNER_FENCE: "a newer owner of this run has been seen: nothing was dispatched",
     Code.PROVIDER_UNAVAILABLE: "the provider of {group} rejected its credential, or its quota was exhausted",
+    # Where the key has a limit in the way, `gateway.limits` tells it.
     Code.TOO_LARGE: "the request may use more tokens than {group} may in a minute",
     Code.INTERNAL: "this process lost its place with the control store: nothing was dispatched",
 }
@@ -429,8 +444,16 @@ def _what_is_large(call: Call, refusal: Refusal) -> str:
 
 #: No other route could do better.
 _SAME_EVERYWHERE: Final = frozenset(
-    {Code.DEADLINE_EXCEEDED, Code.CONTROL_STORE_UNAVAILABLE, Code.DUPLICATE_DEBIT, Code.OWNER_FENCE}
+    {
+        Code.DEADLINE_EXCEEDED,
+        Code.CONTROL_STORE_UNAVAILABLE,
+        Code.DUPLICATE_DEBIT,
+        Code.OWNER_FENCE,
+        Code.KEY_LIMIT,
+    }
 )
+#: Not a group has no room, but the caller's key.
+_OF_THE_KEY: Final = frozenset({Code.KEY_LIMIT, Code.BUDGET_EXCEEDED, Code.BUDGET_RESERVED})
 #: Asking again as it is cannot help.
 _FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT})
 

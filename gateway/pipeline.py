@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from decimal import Decimal
 from typing import Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
@@ -163,7 +164,10 @@ class Pipeline:
                     endpoint=provider.capacity_key,
                     model=route.model,
                     credential=provider.credential,
-                    tokens=self._billing.tokens(call, route) if provider.tokens_per_minute else 0,
+                    tokens=self._billing.tokens(call, route)
+                    if provider.tokens_per_minute or call.caller.limited
+                    else 0,
+                    reserved_usd=(self._billing.most(call, route) or Decimal(0)) if call.caller.limited else None,
                     place=run.places.get(provider.group),
                     fence=run.fence,
                     klass=call.options.klass,

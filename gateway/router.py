@@ -105,6 +105,10 @@ def fingerprint(provider_id: str, model: str, endpoint: Endpoint) -> str:
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
 
+#: The key has a budget, and nobody knows the most that the request can cost there.
+_NOT_BOUNDED = "cost_not_bounded"
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     routes: tuple[Route, ...]
     left_out: tuple[LeftOut, ...]
@@ -370,6 +374,8 @@ class Router:
             if lacks:
                 missing |= lacks
                 return f"capability: {', '.join(sorted(lacks))}"
+        if call.caller.budgeted and self._costs.most(call, route) is None:
+            return _NOT_BOUNDED
         limit = lowest(*(policy.max_cost_usd for _, policy in policies))
         if limit is not None:
             most = self._costs.most(call, route)
@@ -453,6 +459,8 @@ def _nothing_left(call: Call, left_out: Sequence[LeftOut], missing: set[Capabili
             "`tollbridge check` shows what each route is now",
             code=Code.PROVIDER_NOT_READY,
         )
+    if any(out.reason == _NOT_BOUNDED for out in left_out):
+        reasons += "; a key with a budget is served what has a known price and says how much it wants: give max_tokens"
     operators = ("not_ready", "disabled", "not_qualified")
     return NoRoute(
         f"no provider can serve {wanted} ({reasons})",

@@ -12,6 +12,7 @@ from admission.breaker import BreakerState
 from admission.contract import TicketRow
 from admission.core.demands import sift
 from admission.core.grants import choose
+from admission.core.keys import use
 from admission.core.occupancy import Occupancy
 from admission.core.reconcile import reconcile
 from admission.core.rows import chosen_row, ms_until, replayed_row
@@ -30,6 +31,7 @@ def acquire(w: Work, event: Acquire) -> Answers:
     chosen, stops = choose(w, event, new)
     _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
     chosen = _granted_at_once(w, event.group, chosen)
+    use(w, (ticket for ticket in new if ticket.ticket_id in w.tickets.view))
     after = Occupancy(w, event.group)
     full = [ticket_id for ticket_id, row in refusals.items() if row.answer == _FULL]
     if full:

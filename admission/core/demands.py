@@ -9,6 +9,7 @@ from admission.clock import MILLISECOND, microseconds
 from admission.contract import TicketRow
 from admission.core.fences import is_fenced, raise_fences
 from admission.core.floors import out_of_patience
+from admission.core.keys import Rooms
 from admission.core.rows import held_back_row, ms_until
 from admission.core.work import Work
 from admission.lease import Demand
@@ -59,12 +60,13 @@ def sift(w: Work, event: Acquire) -> tuple[dict[uuid.UUID, TicketRow], list[Tick
                 live.add(debit)
 
     first = w.group(event.group).next_number
+    rooms = Rooms(w)
     for asked in rest:
         demand = asked.demand
         debit = (demand.key_id, demand.debit_id)
         last = max(highest.get(debit, 0), w.ended.view.get(debit, 0))
         duplicate = demand.ticket_id in repeated or debit in live or last >= demand.attempt
-        refusal = _refusal(w, event.group, asked, duplicate=duplicate)
+        refusal = _refusal(w, event.group, asked, duplicate=duplicate) or rooms.refusal(demand)
         if refusal is not None:
             refusals[demand.ticket_id] = refusal
         else:
@@ -123,6 +125,7 @@ def _ticket(w: Work, event: Acquire, asked: Element, number: int) -> Ticket:
         endpoint=demand.endpoint or demand.group,
         credential=demand.credential,
         tokens=demand.tokens,
+        reserved=demand.reserved_usd,
         owner=event.owner,
         key_id=demand.key_id,
         debit_id=demand.debit_id,

@@ -50,9 +50,10 @@ def _reconcile_active(w: Work, ticket: Ticket) -> None:
     # A passed deadline has the full window from now: a clock that leapt must not free what still runs.
     until = max(ticket.hard_deadline, w.now) + ticket.isolation
     held = replace(ticket, state="quarantined", quarantined_until=until)
-    w.tickets.put(ticket.ticket_id, held)
     if dead:
         w.lose(held)
+        held = replace(held, reserved=None)
+    w.tickets.put(ticket.ticket_id, held)
     _reconcile_quarantined(w, held)
 
 

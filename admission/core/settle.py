@@ -27,7 +27,7 @@ def settle(w: Work, event: Settle) -> Answers:
         found.append(ticket)
         state = _attempt_state(settlement)
         if ticket is None:
-            applied.append(w.correct(settlement.lease.ticket_id, state))
+            applied.append(w.correct(settlement.lease.ticket_id, state, outcome.charge))
             continue
         if settlement.ending is Ending.UNCERTAIN:
             assert ticket.hard_deadline is not None
@@ -35,13 +35,14 @@ def settle(w: Work, event: Settle) -> Answers:
             until = max(ticket.quarantined_until or 0, ticket.hard_deadline + ticket.isolation)
             if settlement.cancel_confirms_after_s is not None:
                 until = min(until, w.now + microseconds(settlement.cancel_confirms_after_s))
-            w.tickets.put(ticket.ticket_id, replace(ticket, state="quarantined", quarantined_until=until))
+            waits = replace(ticket, state="quarantined", quarantined_until=until, reserved=None)
+            w.tickets.put(ticket.ticket_id, waits)
         else:
             w.tickets.drop(ticket.ticket_id)
             if ticket.ticket_id not in w.attempts.view:
                 assert ticket.granted_at is not None
                 held.setdefault(ticket.group, []).append(w.now - ticket.granted_at)
-        applied.append(w.end(ticket, state))
+        applied.append(w.end(ticket, state, outcome.charge))
     if event.judged:
         for outcome, ticket, new in zip(event.elements, found, applied, strict=True):
             # A replay must not count a failure twice.

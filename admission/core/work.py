@@ -8,13 +8,29 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Mapping
+from datetime import date
+from decimal import Decimal
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
 from admission.breaker import Breaker, BreakerState
+from admission.clock import day_of
 from admission.core.floors import CAUSES, last_of
-from admission.state import Allowance, Attempt, AttemptState, Change, FloorKind, Group, State, Ticket, UnknownGroup
+from admission.state import (
+    UNTOLD,
+    Allowance,
+    Attempt,
+    AttemptState,
+    Change,
+    Charge,
+    FloorKind,
+    Group,
+    Spent,
+    State,
+    Ticket,
+    UnknownGroup,
+)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -53,11 +69,14 @@ class Work:
         "fences",
         "floors",
         "groups",
+        "limited",
         "now",
         "owners",
         "paces",
         "reclaim_not_before",
+        "spent",
         "tickets",
+        "unknown",
         "versions",
         "was",
     )
@@ -79,11 +98,15 @@ class Work:
         self.owners = Draft(was.owners)
         self.fences = Draft(was.fences)
         self.paces = Draft(was.paces)
+        self.limited = Draft(was.limited)
+        self.spent = Draft(was.spent)
+        self.unknown = Draft(was.unknown)
 
     def state(self) -> State:
         was = self.was
         return State(
             zone=was.zone,
+            ahead=was.ahead,
             unconfirmed_grant=was.unconfirmed_grant,
             unavailable=was.unavailable,
             groups=self.groups.view,
@@ -97,10 +120,17 @@ class Work:
             owners=self.owners.view,
             reclaim_not_before=self.reclaim_not_before,
             fences=self.fences.view,
+            limited=self.limited.view,
+            spent=self.spent.view,
+            unknown=self.unknown.view,
             closed_until=self.closed_until,
             paces=self.paces.view,
             changes=self.changes,
         )
+
+    def day(self, at: int) -> date:
+        """In the declared zone, by the server's clock."""
+        return day_of(at - self.was.ahead, self.was.zone)
 
     # -------------------------------------------------------------- owners
 
@@ -190,11 +220,11 @@ class Work:
 
     # ------------------------------------------------------------- endings
 
-    def end(self, ticket: Ticket, state: AttemptState) -> bool:
+    def end(self, ticket: Ticket, state: AttemptState, charge: Charge = UNTOLD) -> bool:
         """The single settlement of an attempt, or the one correction of an unknown one. False: it had its end."""
         was = self.attempts.view.get(ticket.ticket_id)
         if was is not None:
-            return self.correct(ticket.ticket_id, state)
+            return self.correct(ticket.ticket_id, state, charge)
         self.attempts.put(
             ticket.ticket_id,
             Attempt(
@@ -207,16 +237,32 @@ class Work:
                 granted_at=ticket.granted_at,
             ),
         )
+        assert ticket.granted_at is not None
+        day = self.day(ticket.granted_at)
+        bound = (charge.bound or ticket.reserved or Decimal(0)) if state == "unknown" else Decimal(0)
+        if state == "unknown":
+            self.unknown.put(ticket.ticket_id, (ticket.key_id, day, bound))
+        usd = charge.usd if state == "charged" and charge.usd is not None else Decimal(0)
+        self._spend(ticket.key_id, day, usd, bound, charge.tokens)
         debit = (ticket.key_id, ticket.debit_id)
         self.ended.put(debit, max(self.ended.view.get(debit, 0), ticket.attempt))
         return True
 
-    def correct(self, ticket_id: uuid.UUID, state: AttemptState) -> bool:
+    def correct(self, ticket_id: uuid.UUID, state: AttemptState, charge: Charge) -> bool:
         was = self.attempts.view.get(ticket_id)
         if was is None or was.state != "unknown" or state == "unknown":
             return False
         self.attempts.put(ticket_id, replace(was, state=state, corrected=True))
+        key_id, day, bound = self.unknown.view[ticket_id]
+        self.unknown.drop(ticket_id)
+        usd = charge.usd if state == "charged" and charge.usd is not None else Decimal(0)
+        self._spend(key_id, day, usd, -bound, charge.tokens)
         return True
+
+    def _spend(self, key_id: uuid.UUID, day: date, usd: Decimal, unknown: Decimal, tokens: int) -> None:
+        was = self.spent.view.get((key_id, day), Spent())
+        now = Spent(usd=was.usd + usd, unknown=was.unknown + unknown, tokens=was.tokens + tokens)
+        self.spent.put((key_id, day), now)
 
     def lose(self, ticket: Ticket) -> None:
         """Nobody told its end: unknown, unless it had one."""

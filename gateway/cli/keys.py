@@ -7,10 +7,12 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
+import msgspec
 
 from gateway import app, config, database, logs, workers
 from gateway.call import Scope
@@ -18,7 +20,7 @@ from gateway.cli import tables
 from gateway.cli.failure import Failed
 from gateway.embedded import EmbeddedPostgresError
 from gateway.errors import GatewayError
-from gateway.keys import LONGEST_OVERLAP_S, Change, KeyRecord, Keys, KeysSettings
+from gateway.keys import LONGEST_OVERLAP_S, NO_LIMITS, Change, KeyRecord, Keys, KeysSettings, Limits
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -87,6 +89,21 @@ def _tags(_ctx: click.Context, _option: click.Parameter, given: tuple[str, ...])
     return tags
 
 
+def _limits(_ctx: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> Limits:
+    named: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or name not in Limits.__struct_fields__:
+            raise click.BadParameter(f"should be NAME=NUMBER, and NAME one of {', '.join(Limits.__struct_fields__)}")
+        if name in named:
+            raise click.BadParameter(f"{name} is given twice")
+        named[name] = value
+    try:
+        return msgspec.convert(named, Limits, strict=False)
+    except msgspec.ValidationError as error:
+        raise click.BadParameter(f"should be NAME=NUMBER: {error}") from error
+
+
 _SCOPES: Final = click.Choice([scope.value for scope in Scope])
 
 
@@ -97,6 +114,14 @@ def _profile(command: _F) -> _F:
         click.option("--description", metavar="TEXT", help="What it is for."),
         click.option(
             "--tag", "tags", multiple=True, callback=_tags, metavar="NAME=VALUE", help="On each of its calls."
+        ),
+        click.option(
+            "--limit",
+            "limits",
+            multiple=True,
+            callback=_limits,
+            metavar="NAME=NUMBER",
+            help=f"How much it may use ({', '.join(Limits.__struct_fields__)}); repeat for more.",
         ),
         click.option(
             "--provider", "providers", multiple=True, metavar="ID", help="A provider it may use; repeat for more."
@@ -123,6 +148,7 @@ def create(
     scopes: tuple[str, ...],
     models: tuple[str, ...],
     providers: tuple[str, ...],
+    limits: Limits,
     tags: dict[str, str],
     description: str | None,
     expires: datetime | None,
@@ -137,6 +163,7 @@ def create(
     Examples:
       tollbridge keys create web-frontend --scope chat --model 'gpt-*' --tag team=web
       tollbridge keys create operator --scope admin --scope usage:read --expires 12h
+      tollbridge keys create intern --limit budget_month_usd=20 --limit requests_per_minute=30
       export TOLLBRIDGE_API_KEY=$(tollbridge keys create me)
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     granted = [Scope(scope) for scope in scopes] or [Scope.CHAT, Scope.JOBS, Scope.USAGE_READ]
@@ -151,6 +178,7 @@ def create(
             description=description or "",
             models=models or None,
             providers=providers or None,
+            limits=limits,
         ),
     )
     _tell_secret(record, secret, as_json=as_json)
@@ -184,13 +212,14 @@ def list_(path: Path | None, data_dir: Path | None, as_json: bool) -> None:
     tables.table(
         tables.console(),
         "keys",
-        ("name", "state", "scopes", "may use", "tags", "created", "expires", "id"),
+        ("name", "state", "scopes", "may use", "limits", "tags", "created", "expires", "id"),
         [
             (
                 record.name,
                 _state(record, now),
                 ", ".join(sorted(record.scopes)),
                 _may_use(record),
+                ", ".join(f"{name}={value}" for name, value in _limits_of(record).items() if value is not None),
                 ", ".join(f"{name}={value}" for name, value in sorted(record.tags.items())),
                 _day(record.created_at),
                 _day(record.expires_at),
@@ -207,6 +236,7 @@ def list_(path: Path | None, data_dir: Path | None, as_json: bool) -> None:
 @click.option("--scope", "scopes", multiple=True, type=_SCOPES, help="What it may do from now on; repeat for more.")
 @click.option("--any-model", is_flag=True, help="It may use every model.")
 @click.option("--any-provider", is_flag=True, help="It may use every provider.")
+@click.option("--no-limits", is_flag=True, help="It may use as much as there is.")
 @click.option("--no-tags", is_flag=True, help="Its calls have no tags of its own.")
 @click.option("--no-expiry", is_flag=True, help="It does not expire.")
 @_profile
@@ -217,10 +247,12 @@ def change(
     scopes: tuple[str, ...],
     any_model: bool,
     any_provider: bool,
+    no_limits: bool,
     no_tags: bool,
     no_expiry: bool,
     models: tuple[str, ...],
     providers: tuple[str, ...],
+    limits: Limits,
     tags: dict[str, str],
     description: str | None,
     expires: datetime | None,
@@ -235,10 +267,12 @@ def change(
     Examples:
       tollbridge keys change web-frontend --model gpt-4o-mini --model 'claude-*'
       tollbridge keys change web-frontend --any-model --expires 30d
+      tollbridge keys change web-frontend --limit budget_day_usd=5 --limit concurrency=4
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     both = {
         "--any-model": any_model and models,
         "--any-provider": any_provider and providers,
+        "--no-limits": no_limits and limits != NO_LIMITS,
         "--no-tags": no_tags and tags,
         "--no-expiry": no_expiry and expires,
     }
@@ -252,6 +286,7 @@ def change(
         ("scopes", frozenset(Scope(scope) for scope in scopes) or None, False, None),
         ("models", models or None, any_model, None),
         ("providers", providers or None, any_provider, None),
+        ("limits", None if limits == NO_LIMITS else limits, no_limits, NO_LIMITS),
         ("tags", tags or None, no_tags, {}),
         ("expires_at", expires, no_expiry, None),
     ):
@@ -328,7 +363,7 @@ async def _opened(path: Path | None, data_dir: Path | None) -> AsyncIterator[Key
     async with (
         app.open_database(settings) as url,
         database.open_pool(url, name="tollbridge keys", size=2, pooled=settings.pooled) as pool,
-        Keys.open(pool, KeysSettings(providers=frozenset(settings.providers))) as keys,
+        Keys.open(pool, KeysSettings(providers=frozenset(settings.providers), zone=settings.admission.zone)) as keys,
     ):
         yield keys
 
@@ -354,11 +389,19 @@ def _told(record: KeyRecord) -> dict[str, object]:
         "models": record.models,
         "providers": record.providers,
         "tags": record.tags,
+        "limits": _limits_of(record),
         "created_at": record.created_at,
         "changed_at": record.changed_at,
         "expires_at": record.expires_at,
         "revoked_at": record.revoked_at,
         "previous_secret_until": record.previous_secret_until,
+    }
+
+
+def _limits_of(record: KeyRecord) -> dict[str, str | int | None]:
+    return {
+        name: format(value, "f") if isinstance(value, Decimal) else value
+        for name, value in msgspec.structs.asdict(record.limits).items()
     }
 
 

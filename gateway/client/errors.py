@@ -103,9 +103,9 @@ class Unauthenticated(CallFailed):
 
 
 class NotAllowed(CallFailed):
-    """The key, the policy or the prices left nothing that may serve it."""
+    """The key, its budget, the policy or the prices left nothing that may serve it."""
 
-    codes = frozenset({"no_route", "permission_denied"})
+    codes = frozenset({"budget_exceeded", "no_route", "permission_denied"})
 
 
 class NotFound(CallFailed):
@@ -130,9 +130,9 @@ class Conflict(CallFailed):
 
 
 class Busy(CallFailed):
-    """No slot for now."""
+    """No slot for now, or none for this key."""
 
-    codes = frozenset({"cooldown", "idempotency_full", "queue_full", "queue_timeout"})
+    codes = frozenset({"budget_reserved", "cooldown", "idempotency_full", "key_limit", "queue_full", "queue_timeout"})
 
 
 class Unavailable(CallFailed):

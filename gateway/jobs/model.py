@@ -76,6 +76,10 @@ class Wait(enum.StrEnum):
     RUNNER = "runner"
     QUEUE_FULL = "queue_full"
     QUEUE_TIMEOUT = "queue_timeout"
+    #: Its key has as much at work as it may, or has used up its minute.
+    KEY_LIMIT = "key_limit"
+    #: What is left of its key's budget is kept for attempts at work.
+    BUDGET_RESERVED = "budget_reserved"
     COOLDOWN = "cooldown"
     RATE_LIMITED = "rate_limited"
     CREDENTIAL_REJECTED = "credential_rejected"
@@ -215,8 +219,10 @@ class GiveBack(msgspec.Struct, frozen=True, kw_only=True):
     reason: Wait | None
     #: The run counts among those the job may have.
     counts: bool
-    #: Seconds in which this process takes no other job of the same model: it would fare no better.
+    #: Seconds in which this process takes no other job of the same model, or with `of_key` of the same key: it would
+    #: fare no better.
     hold_s: float = 0.0
+    of_key: bool = False
     #: The capacity groups that it was refused by, or failed in.
     groups: tuple[str, ...] = ()
     #: Given back by its own process. A claim that died with its process counts towards poison.
@@ -246,6 +252,8 @@ NOT_NOW = frozenset(
     {
         Code.QUEUE_FULL,
         Code.QUEUE_TIMEOUT,
+        Code.KEY_LIMIT,
+        Code.BUDGET_RESERVED,
         Code.COOLDOWN,
         Code.CONTROL_STORE_UNAVAILABLE,
         Code.CONTENT_STORE_UNAVAILABLE,
@@ -262,6 +270,10 @@ _SERVER_FAULT = 500
 _PASSING = frozenset({"transient", "network"})
 
 
+#: What no group has to do with.
+_OF_NO_GROUP = frozenset({Wait.STORE_UNAVAILABLE, Wait.KEY_LIMIT, Wait.BUDGET_RESERVED})
+
+
 def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: JobsSettings) -> Decision:
     """
     What a run that ended in an error means for its job.
@@ -274,7 +286,7 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
     if outcome is not None:
         sent = any(attempt.status != "not_dispatched" for attempt in outcome.attempts)
     reason = waits_for(error)
-    groups = error.groups if isinstance(error, AttemptedError) and reason is not Wait.STORE_UNAVAILABLE else ()
+    groups = error.groups if isinstance(error, AttemptedError) and reason not in _OF_NO_GROUP else ()
     if unknown and error.code is not Code.CANCELLED and not may_resend(job.options):
         return UNCERTAIN
     match error.code:
@@ -288,6 +300,10 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
         case Code.QUEUE_FULL if not sent:
             # It keeps its place: what is full for one is full for those behind it.
             return GiveBack(delay_s=0.0, reason=reason, counts=False, hold_s=settings.full_hold_s, groups=groups)
+        case Code.KEY_LIMIT | Code.BUDGET_RESERVED if not sent:
+            # The others of its key have no room either, and those of other keys have.
+            hold_s = max(settings.full_hold_s, error.retry_after_s or 0.0)
+            return GiveBack(delay_s=0.0, reason=reason, counts=False, hold_s=hold_s, of_key=True)
         case code if code in NOT_NOW and not sent:
             delay_s = _refused_delay(error, settings)
             return GiveBack(
@@ -342,6 +358,8 @@ _WAITS: Mapping[Code, Wait] = MappingProxyType(
     {
         Code.QUEUE_FULL: Wait.QUEUE_FULL,
         Code.QUEUE_TIMEOUT: Wait.QUEUE_TIMEOUT,
+        Code.KEY_LIMIT: Wait.KEY_LIMIT,
+        Code.BUDGET_RESERVED: Wait.BUDGET_RESERVED,
         Code.COOLDOWN: Wait.COOLDOWN,
         Code.CONTROL_STORE_UNAVAILABLE: Wait.STORE_UNAVAILABLE,
         Code.CONTENT_STORE_UNAVAILABLE: Wait.STORE_UNAVAILABLE,

@@ -137,7 +137,7 @@ class _Run:
             allowed = False
         if allowed:
             self.attempt = attempt
-            self._runner.goes_on(self.job.model)
+            self._runner.goes_on(self.job.model, self.job.key_id)
             return
         self.cause = self.cause or _Cause.NOT_ALLOWED
         raise asyncio.CancelledError
@@ -198,9 +198,9 @@ class Runner:
         )
         #: By job and claim: a process that was thought dead may come to hold a job a second time.
         self._running: dict[tuple[uuid.UUID, int], _Run] = {}
-        #: Models that this process leaves alone, until when, and how often in a row it has come to that.
-        self._held: dict[str, float] = {}
-        self._refused: Counter[str] = Counter()
+        #: Models and keys that this process leaves alone, until when, and how often in a row it has come to that.
+        self._held: dict[str | uuid.UUID, float] = {}
+        self._refused: Counter[str | uuid.UUID] = Counter()
         #: How many jobs to claim at once: one where the last were refused, and then twice as many each time.
         self._step = settings.concurrency
         self._wake = asyncio.Event()
@@ -295,8 +295,13 @@ class Runner:
                 continue
             self._wake.clear()
             now = asyncio.get_running_loop().time()
-            self._held = {model: until for model, until in self._held.items() if until > now}
-            claimed = await self._store.claim(self._owner, min(free, self._step), self._held.keys())
+            self._held = {held: until for held, until in self._held.items() if until > now}
+            claimed = await self._store.claim(
+                self._owner,
+                min(free, self._step),
+                [held for held in self._held if isinstance(held, str)],
+                [held for held in self._held if isinstance(held, uuid.UUID)],
+            )
             for job in claimed:
                 self._start(job)
             if claimed:
@@ -310,21 +315,25 @@ class Runner:
                 await asyncio.wait_for(self._wake.wait(), max(min(pause, sooner), 0.01))
             pause = min(pause * 2, self._settings.poll_longest_s)
 
-    def _hold(self, model_name: str, hold_s: float) -> None:
-        """Leaves a model alone that was refused a place: longer each time in a row, until one of its jobs goes on."""
+    def _hold(self, whose: str | uuid.UUID, hold_s: float) -> None:
+        """
+        Leaves a model or a key alone that was refused a place: longer each time in a row, until one of its jobs goes
+        on.
+        """
         until = asyncio.get_running_loop().time() + min(
-            hold_s * 2 ** min(self._refused[model_name], _MOST_DOUBLINGS), max(hold_s, _LONGEST_HOLD_S)
+            hold_s * 2 ** min(self._refused[whose], _MOST_DOUBLINGS), max(hold_s, _LONGEST_HOLD_S)
         )
-        if self._held.get(model_name, 0.0) < asyncio.get_running_loop().time():
-            self._refused[model_name] += 1
-        self._held[model_name] = max(until, self._held.get(model_name, until))
+        if self._held.get(whose, 0.0) < asyncio.get_running_loop().time():
+            self._refused[whose] += 1
+        self._held[whose] = max(until, self._held.get(whose, until))
         self._step = 1
 
-    def goes_on(self, model_name: str) -> None:
-        """A job of this model has got its slot: there is a place in the queue again."""
-        if self._refused.pop(model_name, 0):
-            self._held.pop(model_name, None)
-            self._wake.set()
+    def goes_on(self, *whose: str | uuid.UUID) -> None:
+        """A job of this model or key has got its slot, or has ended: there is a place again."""
+        for one in whose:
+            if self._refused.pop(one, 0):
+                self._held.pop(one, None)
+                self._wake.set()
 
     def _start(self, job: Claimed) -> None:
         run = _Run(self, job)
@@ -447,7 +456,7 @@ class Runner:
             answer=None if run.stored else run.answer,
         )
         if isinstance(decision, GiveBack) and decision.hold_s > 0:
-            self._hold(job.model, decision.hold_s)
+            self._hold(job.key_id if decision.of_key else job.model, decision.hold_s)
         try:
             status = await self._endings.submit(ending)
         except Rejected:
@@ -460,6 +469,7 @@ class Runner:
         if status is None:
             log.warning("jobs.end_refused", job_id=str(job.job_id), claims=job.claims)
         elif status in model.TERMINAL:
+            self.goes_on(job.key_id)
             self._watch.ended([job.job_id])
             log.info(
                 "jobs.ended",

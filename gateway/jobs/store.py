@@ -323,10 +323,12 @@ class JobStore:
 
     # -------------------------------------------------------------- the runner
 
-    async def claim(self, owner: uuid.UUID, most: int, held: Collection[str] = ()) -> Sequence[Claimed]:
-        """Takes jobs that are due, but none of the models that are `held`."""
+    async def claim(
+        self, owner: uuid.UUID, most: int, held: Collection[str] = (), held_keys: Collection[uuid.UUID] = ()
+    ) -> Sequence[Claimed]:
+        """Takes jobs that are due, but none of the models and of the keys that are held."""
         with store_errors():
-            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), *self.known())
+            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), *self.known(), list(held_keys))
         return [
             Claimed(
                 job_id=row["job_id"],

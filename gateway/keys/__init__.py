@@ -44,11 +44,12 @@ from gateway.errors import (
     Unauthenticated,
 )
 from gateway.keys.rights import NO_LIMITS, Change, Limits, Profile, Rights, check, check_giving, policy_of
-from gateway.keys.store import ActiveKey, Full, KeyRecord, KeyStore, NameTaken, NewKey
+from gateway.keys.store import ActiveKey, Full, KeyRecord, KeyStore, NameTaken, NewKey, Spending, Used
 
 __all__ = [
     "ENVIRONMENT",
     "LONGEST_OVERLAP_S",
+    "NO_LIMITS",
     "Bootstrap",
     "Change",
     "EnvironmentKey",
@@ -57,6 +58,8 @@ __all__ = [
     "KeysSettings",
     "Limits",
     "Profile",
+    "Spending",
+    "Used",
     "public_part",
 ]
 
@@ -94,6 +97,8 @@ class KeysSettings(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 10_000
     #: Ids that a key's list of providers may have. None: any.
     providers: frozenset[str] | None = None
+    #: Whose days and months budgets are for.
+    zone: str = "UTC"
 
 
 class EnvironmentKey(enum.StrEnum):
@@ -133,8 +138,8 @@ class _Entry(msgspec.Struct, frozen=True):
     rights: Rights
     #: Of this secret of it, in seconds since the epoch by the database's clock; None: never.
     expires_at: float | None
-    #: It has limits, which this version does not know how to hold.
-    limited: bool
+    #: Whether this version knows all its limits.
+    holdable: bool
 
 
 class Keys:
@@ -197,9 +202,9 @@ class Keys:
         entry = self._by_digest.get(digest)
         if entry is None or not hmac.compare_digest(entry.digest, digest) or self._expired(entry):
             raise Unauthenticated
-        if entry.limited:
+        if not entry.holdable:
             # A newer version has set them. To let it through would be to have none.
-            raise PermissionDenied("the key has limits that this version of the gateway cannot hold")
+            raise PermissionDenied("the key has limits that this version of the gateway does not know")
         return entry.caller
 
     def caller(self, key_id: uuid.UUID) -> Caller | None:
@@ -264,6 +269,11 @@ class Keys:
             raise NotFound("no key has this id")
         return record
 
+    async def used(self, key_id: uuid.UUID) -> Used:
+        """What a key has used of its limits, or would have."""
+        with _as_gateway_errors():
+            return await self._store.used(key_id, self._settings.zone)
+
     async def change(self, key: uuid.UUID | str, change: Change, by: Caller | None = None) -> KeyRecord:
         """
         Changes a key, given by id or name.
@@ -315,7 +325,8 @@ class Keys:
             if record.name == ENVIRONMENT:
                 raise InvalidRequest("this key's secret is what TOLLBRIDGE_API_KEY says: set another one there")
             if by is not None:
-                check_giving(record, self._rights(by))
+                # Its own secret gives a key nothing; that of another, what that may use besides.
+                check_giving(record, self._rights(by), record if by.key_id == record.key_id else None)
             made.append(_new_secret(record.key_id))
             return _digest(made[0])
 
@@ -499,6 +510,7 @@ def _digest(secret: str) -> bytes:
 
 
 def _entry(key: ActiveKey) -> _Entry:
+    limits = key.limits or NO_LIMITS
     expires_at = key.expires_at
     return _Entry(
         digest=key.digest,
@@ -508,15 +520,18 @@ def _entry(key: ActiveKey) -> _Entry:
             scopes=key.scopes,
             policy=policy_of(key.models, key.providers),
             tags=key.tags,
+            limited=limits != NO_LIMITS,
+            budgeted=limits.of_money,
         ),
         rights=Rights(
             scopes=key.scopes,
             models=key.models,
             providers=key.providers,
+            limits=limits,
             expires_at=None if expires_at is None else datetime.fromtimestamp(expires_at, UTC),
         ),
         expires_at=expires_at,
-        limited=key.limited,
+        holdable=key.limits is not None,
     )
 
 

@@ -14,9 +14,11 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from admission.settings import KeyLimits
 from gateway.call import Scope
-from gateway.errors import Code, InvalidRequest, PermissionDenied
+from gateway.errors import InvalidRequest, PermissionDenied
 from gateway.policy import ANYTHING, Policy
+from metering.cost import LIMIT_USD
 
 MAX_NAME: Final = 128
 MAX_DESCRIPTION: Final = 500
@@ -27,19 +29,16 @@ MAX_ENTRY: Final = 256
 MAX_TAGS: Final = 32
 MAX_TAG_NAME: Final = 64
 MAX_TAG: Final = 256
+#: What any limit may be that is no money.
+MOST_AT_ONCE: Final = 1_000_000_000
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How much a key may use. None: no limit."""
+class Limits(KeyLimits, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How much a key may use, as it is stored and told."""
 
-    #: Requests at once.
-    concurrency: int | None = None
-    requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
-    #: USD of a day and a month in the declared zone, and for good.
-    budget_day_usd: Decimal | None = None
-    budget_month_usd: Decimal | None = None
-    budget_total_usd: Decimal | None = None
+    @property
+    def of_money(self) -> bool:
+        return (self.budget_day_usd, self.budget_month_usd, self.budget_total_usd) != (None, None, None)
 
 
 NO_LIMITS: Final = Limits()
@@ -52,6 +51,7 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     #: Patterns of models, and ids of providers. None: any.
     models: tuple[str, ...] | None = None
     providers: tuple[str, ...] | None = None
+    limits: Limits = NO_LIMITS
     #: None: for good.
     expires_at: datetime | None = None
 
@@ -66,7 +66,6 @@ class Profile(Rights, frozen=True, kw_only=True):
     name: str
     description: str = ""
     tags: dict[str, str] = {}
-    limits: Limits = NO_LIMITS
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,14 +110,7 @@ def check(profile: Profile, now: float) -> None:
         raise InvalidRequest("a time without a zone", param="expires_at")
     if profile.expires_at is not None and profile.expires_at.timestamp() <= now:
         raise InvalidRequest("this time has passed", param="expires_at")
-    for limit in msgspec.structs.fields(Limits):
-        if getattr(profile.limits, limit.name) is not None:
-            # To take it and not to hold it would be worse than to have none.
-            raise InvalidRequest(
-                "is not enforced yet by this version, so that no key can have it",
-                code=Code.UNSUPPORTED_FIELD,
-                param=f"limits.{limit.name}",
-            )
+    _check_limits(profile.limits)
 
 
 def check_giving(after: Rights, giver: Rights, before: Rights | None = None) -> None:
@@ -138,10 +130,23 @@ def check_giving(after: Rights, giver: Rights, before: Rights | None = None) -> 
             raise PermissionDenied(f"this key cannot give what it does not have: its own {name} are fewer", param=name)
     if not any(_ends_within(after.expires_at, rights.expires_at) for rights in had):
         raise PermissionDenied("this key cannot give what it does not have: it expires itself", param="expires_at")
+    for name in Limits.__struct_fields__:
+        # What it may use itself is no more where it hands it out: a key for a friend would have the same once again.
+        if getattr(giver.limits, name) is None or (before is not None and _narrows(after.limits, before.limits, name)):
+            continue
+        raise PermissionDenied(
+            "this key has a limit here, and what others may use is not in it: it can only lower what they have",
+            param=f"limits.{name}",
+        )
 
 
 def _half(rights: Rights, name: str) -> Policy:
     return policy_of(rights.models, None) if name == "models" else policy_of(None, rights.providers)
+
+
+def _narrows(after: Limits, before: Limits, name: str) -> bool:
+    had, has = getattr(before, name), getattr(after, name)
+    return had is None or (has is not None and has <= had)
 
 
 def _ends_within(end: datetime | None, other: datetime | None) -> bool:
@@ -151,6 +156,22 @@ def _ends_within(end: datetime | None, other: datetime | None) -> bool:
 def _plain(text: str) -> bool:
     # What is printable has no NUL and no lone surrogates, which PostgreSQL's text has not either.
     return text.isprintable()
+
+
+def _check_limits(limits: Limits) -> None:
+    for name in Limits.__struct_fields__:
+        limit = getattr(limits, name)
+        if isinstance(limit, int) and not 1 <= limit <= MOST_AT_ONCE:
+            raise InvalidRequest(f"must be from 1 to {MOST_AT_ONCE}", param=f"limits.{name}")
+        if isinstance(limit, Decimal) and not _is_money(limit):
+            raise InvalidRequest(
+                f"must be from 0 to less than {LIMIT_USD:,} USD, with at most 12 decimals", param=f"limits.{name}"
+            )
+
+
+def _is_money(usd: Decimal) -> bool:
+    exponent = usd.as_tuple().exponent
+    return isinstance(exponent, int) and -12 <= exponent <= 9 and not usd.is_signed() and usd < LIMIT_USD
 
 
 def _check_list(entries: tuple[str, ...] | None, name: str) -> None:

@@ -10,14 +10,17 @@ import contextlib
 import importlib.resources
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
 
 import asyncpg
 import msgspec
 
+from admission.settings import KeyLimits
 from gateway.call import Scope
 from gateway.database import Connection, Pool, store_errors
-from gateway.keys.rights import Limits, Profile
+from gateway.keys.rights import NO_LIMITS, Limits, Profile
 
 _SQL = importlib.resources.files("gateway.keys").joinpath("sql")
 
@@ -38,7 +41,11 @@ _LOCK = _sql("lock")
 _REPLACE_DIGEST = _sql("replace_digest")
 _REVOKE = _sql("revoke")
 _ROTATE = _sql("rotate")
+_USED = _sql("used")
 _VERSION = _sql("version")
+
+
+_KNOWN = frozenset(Limits.__struct_fields__)
 
 
 class KeyRecord(Profile, frozen=True, kw_only=True):
@@ -51,6 +58,27 @@ class KeyRecord(Profile, frozen=True, kw_only=True):
     revoked_at: datetime | None
     #: Until when the secret from before the last rotation is good, too; None where it is not.
     previous_secret_until: datetime | None
+
+
+class Spending(msgspec.Struct, frozen=True, kw_only=True):
+    """The money of a key in a period, in USD. The budget is against the sum of the three."""
+
+    spent_usd: Decimal
+    #: The most that attempts cost which have ended and whose cost is not known.
+    unknown_upper_bound_usd: Decimal
+    #: The most that attempts cost which are in the gateway now.
+    reserved_usd: Decimal
+
+
+class Used(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key has used, at one moment."""
+
+    #: Its requests in the gateway, waiting or at work.
+    concurrency: int
+    day: date
+    of_day: Spending
+    of_month: Spending
+    of_all: Spending
 
 
 class NewKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +95,8 @@ class ActiveKey(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] | None
     providers: tuple[str, ...] | None
     tags: dict[str, str]
-    #: It has limits.
-    limited: bool
+    #: None: among them is one that this version does not know.
+    limits: Limits | None
     #: Seconds since the epoch by the database's clock; None: never.
     expires_at: float | None
     #: The digest of the secret before this one, and until when that is good, too.
@@ -122,7 +150,7 @@ class KeyStore:
                 models=_names(row["models"]),
                 providers=_names(row["providers"]),
                 tags={} if row["tags"] == "{}" else _tags(row["tags"]),
-                limited=row["limited"],
+                limits=NO_LIMITS if row["limits"] == "{}" else _limits_held(row["limits"]),
                 expires_at=row["expires_at"],
                 previous=None if row["previous_digest"] is None else (row["previous_digest"], row["previous_until"]),
             )
@@ -138,6 +166,21 @@ class KeyStore:
         with store_errors():
             row = await self._pool.fetchrow(_GET, key_id)
         return None if row is None else _record(row)
+
+    async def used(self, key_id: uuid.UUID, zone: str) -> Used:
+        """What this key has used up to now."""
+        with store_errors():
+            row = await self._pool.fetchrow(_USED, key_id, zone)
+        assert row is not None
+        of_day, of_month, of_all = (
+            Spending(
+                spent_usd=row[f"{period}_spent"],
+                unknown_upper_bound_usd=row[f"{period}_unknown"],
+                reserved_usd=row[f"{period}_reserved"],
+            )
+            for period in ("day", "month", "total")
+        )
+        return Used(concurrency=row["concurrency"], day=row["day"], of_day=of_day, of_month=of_month, of_all=of_all)
 
     async def change(
         self, key_id: uuid.UUID | None, name: str, decide: Callable[[KeyRecord], Profile]
@@ -264,7 +307,7 @@ def _record(row: asyncpg.Record) -> KeyRecord:
         models=_names(row["models"]),
         providers=_names(row["providers"]),
         tags=_tags(row["tags"]),
-        limits=msgspec.json.decode(row["limits"], type=Limits),
+        limits=_limits(row["limits"]),
         created_at=row["created_at"],
         changed_at=row["changed_at"],
         expires_at=row["expires_at"],
@@ -279,6 +322,15 @@ def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _tags(text: str) -> dict[str, str]:
     return msgspec.json.decode(text, type=dict[str, str])
+
+
+def _limits(text: str) -> Limits:
+    """Those that this version knows: a newer one may know others."""
+    return Limits(**msgspec.structs.asdict(msgspec.json.decode(text, type=KeyLimits)))
+
+
+def _limits_held(text: str) -> Limits | None:
+    return _limits(text) if msgspec.json.decode(text, type=dict[str, Any]).keys() <= _KNOWN else None
 
 
 def _scopes(names: Sequence[str]) -> frozenset[Scope]:

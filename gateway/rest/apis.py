@@ -39,6 +39,8 @@ _PASSING: Final = frozenset(
         Code.CONTROL_STORE_UNAVAILABLE,
         Code.CONTENT_STORE_UNAVAILABLE,
         Code.PROVIDER_UNAVAILABLE,
+        Code.KEY_LIMIT,
+        Code.BUDGET_RESERVED,
         Code.SHUTTING_DOWN,
         Code.ALL_ROUTES_FAILED,
         Code.IDEMPOTENCY_IN_PROGRESS,

@@ -186,6 +186,8 @@ class NewJobs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: What is wrong with the only job of a submission is told as what is wrong with the request.
+#: What a job waits for that is due.
+_WITH_ITS_PLACE: Final = frozenset({Wait.RUNNER, Wait.QUEUE_FULL, Wait.KEY_LIMIT, Wait.BUDGET_RESERVED})
 _OF_A_LINE: Final = frozenset({Code.UNSUPPORTED_FIELD, Code.MODEL_NOT_FOUND, Code.TOO_LARGE})
 _EXAMPLE: Final = {
     "custom_id": "1",
@@ -607,7 +609,7 @@ def _why(job: JobView, waiting: Mapping[str, Waiting]) -> JobWaiting | None:
     if job.status is Status.QUEUED:
         # Not claimed yet: it waits for a free runner, or out what it was refused for.
         reason = wait_of(job.wait_reason)
-        until = None if reason in (Wait.RUNNER, Wait.QUEUE_FULL) else job.not_before
+        until = None if reason in _WITH_ITS_PLACE else job.not_before
         group = job.wait_groups[0] if job.wait_groups else None
         return {"reason": reason, "position": None, "group": group, "until": until, "expected_wait_s": None}
     found = waiting.get(job.options.debit_id or "")

@@ -7,7 +7,7 @@ A key is meant by its id here. What one key may give another, and that a secret 
 from __future__ import annotations
 
 import uuid
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Final, Literal
 
@@ -17,10 +17,11 @@ from typing_extensions import TypedDict
 
 from gateway.call import Scope
 from gateway.errors import Code, InvalidRequest, NotFound
-from gateway.keys import Change, KeyRecord, Keys, Limits
+from gateway.keys import Change, KeyRecord, Keys, Limits, Spending, Used
 from gateway.rest.endpoint import Endpoint, Exchange
 from gateway.rest.fields import IDEMPOTENCY_KEY
 from gateway.rest.operation import OF_CONTROL, Content, Link, Operation
+from metering.cost import decimal_string
 
 #: Keys of one page of the list.
 MOST_AT_ONCE: Final = 1000
@@ -70,6 +71,37 @@ class Key(TypedDict):
     expires_at: datetime | None
     revoked_at: datetime | None
     previous_secret_until: datetime | None
+
+
+class Money(TypedDict):
+    """The money of a key in a period, in USD. A budget is against the sum of the three."""
+
+    spent_usd: str
+    unknown_upper_bound_usd: str
+    reserved_usd: str
+
+
+class MoneyOfDay(Money):
+    day: date
+
+
+class MoneyOfMonth(Money):
+    month: str
+
+
+class Usage(TypedDict):
+    """What a key has used, of its limits or without any."""
+
+    concurrency: int
+    day: MoneyOfDay
+    month: MoneyOfMonth
+    total: Money
+
+
+class KeyInUse(Key):
+    """A key, and what it has used."""
+
+    used: Usage
 
 
 class KeyWithSecret(Key):
@@ -128,7 +160,10 @@ def routes(*, keys: Keys) -> list[Endpoint]:
 
     async def get(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
-        return _answer(exchange, shown(await keys.get(_id(exchange))))
+        key_id = _id(exchange)
+        record = await keys.get(key_id)
+        found: KeyInUse = {**shown(record), "used": _used(await keys.used(key_id))}
+        return _answer(exchange, found)
 
     async def change(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -164,7 +199,7 @@ def routes(*, keys: Keys) -> list[Endpoint]:
         },
     )
     listed = Operation(summary="List keys", query=_Page, gives=(Content(type=KeyPage),), errors=OF_CONTROL)
-    looked_at = Operation(summary="A key", gives=(Content(type=Key),), errors=OF_CONTROL)
+    looked_at = Operation(summary="A key, and what it has used", gives=(Content(type=KeyInUse),), errors=OF_CONTROL)
     changed = Operation(
         summary="Change a key",
         takes=(Content(type=Change, example={"description": "of the evening"}),),
@@ -212,6 +247,23 @@ def shown(record: KeyRecord) -> Key:
         "expires_at": record.expires_at,
         "revoked_at": record.revoked_at,
         "previous_secret_until": record.previous_secret_until,
+    }
+
+
+def _used(used: Used) -> Usage:
+    return {
+        "concurrency": used.concurrency,
+        "day": {"day": used.day, **_money(used.of_day)},
+        "month": {"month": f"{used.day:%Y-%m}", **_money(used.of_month)},
+        "total": _money(used.of_all),
+    }
+
+
+def _money(spending: Spending) -> Money:
+    return {
+        "spent_usd": decimal_string(spending.spent_usd),
+        "unknown_upper_bound_usd": decimal_string(spending.unknown_upper_bound_usd),
+        "reserved_usd": decimal_string(spending.reserved_usd),
     }
 
 

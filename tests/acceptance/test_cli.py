@@ -172,6 +172,23 @@ def test_a_key_is_made_used_and_revoked(tollbridge, gateway, monkeypatch):
     listed = tollbridge("keys", "list").stdout
     assert "reader" in listed
     assert "gpt-*" in listed
+    assert "limits" in listed
+    limits = ("--limit", "budget_day_usd=0.50", "--limit", "concurrency=3")
+    limited = json.loads(tollbridge("keys", "change", "reader", *limits, "--json").stdout)["limits"]
+    assert {name: limit for name, limit in limited.items() if limit is not None} == {
+        "concurrency": 3,
+        "budget_day_usd": "0.50",
+    }
+    [key] = [key for key in json.loads(tollbridge("keys", "list", "--json").stdout) if key["name"] == "reader"]
+    assert key["limits"] == limited
+    for wrong in ("budget_day_usd", "budget_day_usd=much", "concurrency=1.5", "requests=3"):
+        assert tollbridge("keys", "change", "reader", "--limit", wrong).exit_code == 2, wrong
+    assert tollbridge("keys", "change", "reader", "--limit", "concurrency=0").stderr.startswith(
+        "error: invalid_request"
+    )
+    assert tollbridge("keys", "change", "reader", "--no-limits", *limits).exit_code == 2
+    lifted = json.loads(tollbridge("keys", "change", "reader", "--no-limits", "--json").stdout)["limits"]
+    assert set(lifted.values()) == {None}
     rotated = tollbridge("keys", "rotate", "reader", "--overlap", "1h")
     assert rotated.exit_code == 0, rotated.output
     gateway.until_heard(rotated.stdout.strip())

@@ -8,26 +8,38 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
+import asyncpg
 import msgspec
 import pytest
 
 from admission.contract import AdmissionStore, Rejected, TicketRow
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict, new_id
 from admission.memory import MemoryDatabase, MemoryStore
-from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
+from admission.settings import AdmissionSettings, GroupSettings, KeyLimits, ModelLimits
+from admission.state import LimitKey
 from admission.store import Store
 
 GROUP = "http://provider.test:80"
 KEY = uuid.UUID(int=1)
 
 
+Limit = Callable[[uuid.UUID, KeyLimits], Awaitable[None]]
+
+
+async def _cannot(key_id: uuid.UUID, limits: KeyLimits) -> None:
+    raise AssertionError(f"this process has no way to give {key_id} {limits}")
+
+
 class Process:
     """A store, and who asks it."""
 
-    def __init__(self, store: AdmissionStore) -> None:
+    def __init__(self, store: AdmissionStore, limit: Limit = _cannot) -> None:
+        """`limit`: what the change of a key's limits does."""
         self.store = store
+        self.limit = limit
         self.owner = new_id()
         self.process = new_id()
 
@@ -67,6 +79,18 @@ async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
     async with AsyncExitStack() as stack:
         databases: list[MemoryDatabase] = []
 
+        async def limit(key_id: uuid.UUID, limits: KeyLimits) -> None:
+            if url is None:
+                databases[0].apply(LimitKey(key_id, limits))
+                return
+            given = {name: value for name, value in msgspec.structs.asdict(limits).items() if value is not None}
+            connection = await asyncpg.connect(url)
+            try:
+                text = msgspec.json.encode(given).decode()
+                await connection.execute("select control.limit_key_v1($1, $2::text::jsonb)", key_id, text)
+            finally:
+                await connection.close()
+
         async def start(**changes: Any) -> tuple[Process, Process]:
             settings = configured(**changes)
             started = []
@@ -79,7 +103,7 @@ async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
                 else:
                     store = Store(url, settings, listen_url=listen_url)
                 stack.push_async_callback(store.close)
-                process = Process(store)
+                process = Process(store, limit)
                 await store.configure()
                 await store.renew(process.owner, process.process, first=True)
                 started.append(process)
@@ -89,7 +113,7 @@ async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
 
 
 def configured(*, revision: int = 1, settings: dict[str, Any] | None = None, **limits: Any) -> AdmissionSettings:
-    return AdmissionSettings(groups={GROUP: GroupSettings(**limits)}, revision=revision, **(settings or {}))
+    return AdmissionSettings(**{"groups": {GROUP: GroupSettings(**limits)}, "revision": revision, **(settings or {})})
 
 
 def wanted(**changes: Any) -> Demand:
@@ -829,3 +853,178 @@ async def test_who_listens_hears_of_its_owner(processes: Processes):
         await one.store.notify([two.owner])
         await until(lambda: asyncio.sleep(0, bool(heard)))
     assert heard == [str(two.owner)]
+
+
+# ---------------------------------------------------------------- limits of keys
+
+OTHER_GROUP = "http://other.test:80"
+TWO_GROUPS = {
+    "groups": {GROUP: GroupSettings(concurrency=8), OTHER_GROUP: GroupSettings(concurrency=1)},
+}
+
+
+def paid(usd: str = "0.50", group: str = GROUP, **changes: Any) -> Demand:
+    """Of a key with limits: it may cost so much."""
+    demand = wanted(reserved_usd=Decimal(usd), group=group, **changes)
+    return msgspec.structs.replace(demand, intent=f'{{"session_id":"s","upper_bound_usd":"{usd}"}}'.encode())
+
+
+async def asked(process: Process, demand: Demand) -> TicketRow:
+    return (await process.ask(demand, group=demand.group))[demand.ticket_id]
+
+
+async def test_a_key_has_no_more_requests_at_once_than_it_may_in_all_groups_and_processes(processes: Processes):
+    one, two = await processes(settings=TWO_GROUPS)
+    await one.limit(KEY, KeyLimits(concurrency=3))
+    first = paid("0")
+    rows = [
+        await asked(one, first),
+        await asked(two, paid("0", OTHER_GROUP)),
+        # It waits, and is in the gateway all the same.
+        await asked(two, paid("0", OTHER_GROUP)),
+        await asked(one, paid("0")),
+    ]
+    assert [row.answer for row in rows] == ["granted", "granted", "queued", "key_limit"]
+    assert rows[-1].key_limit is not None
+    assert (rows[-1].key_limit.name, rows[-1].key_limit.most, rows[-1].wait_ms) == ("concurrency", Decimal(3), None)
+    assert await one.answer(wanted(key_id=new_id(), reserved_usd=Decimal(0))) == "granted"
+    # Another attempt of a request whose first is in quarantine is the same request.
+    await one.settle(uncertain(rows[0]))
+    again = paid("0", debit_id=first.debit_id, attempt=2)
+    row = await one.granted(again)
+    assert await one.answer(paid("0")) == "key_limit"
+    await two.settle(ended(row))
+    assert await one.answer(paid("0")) == "key_limit", "what is in quarantine may still be at work"
+
+
+async def test_where_all_of_a_key_is_in_quarantine_it_is_told_until_when(processes: Processes):
+    one, _ = await processes()
+    await one.limit(KEY, KeyLimits(concurrency=1))
+    await one.settle(uncertain(await one.granted(paid("0"))))
+    row = await asked(one, paid("0"))
+    assert row.answer == "key_limit"
+    assert row.wait_ms is not None
+    assert 0 < row.wait_ms <= 35_000
+
+
+async def test_a_budget_is_kept_for_what_attempts_may_cost_until_it_is_known_what_they_did(processes: Processes):
+    one, two = await processes(settings=TWO_GROUPS)
+    await one.limit(KEY, KeyLimits(budget_total_usd=Decimal("1.60"), budget_day_usd=Decimal(9)))
+    first = await one.granted(paid())
+    second = await asked(two, paid(group=OTHER_GROUP))
+    waiting = paid(group=OTHER_GROUP)
+    assert (await asked(two, waiting)).answer == "queued"
+    row = await asked(one, paid())
+    assert row.answer == "budget_reserved"
+    limit = row.key_limit
+    assert limit is not None
+    assert (limit.name, limit.most, limit.spent, limit.unknown, limit.reserved, limit.wanted) == (
+        "budget_total_usd", Decimal("1.60"), Decimal(0), Decimal(0), Decimal("1.50"), Decimal("0.50")
+    )  # fmt: skip
+    assert await one.answer(paid("0.10")) == "granted", "to the last cent"
+    assert await one.answer(paid("0")) == "granted", "what costs nothing is no matter of money"
+    # 0.25 was charged where 0.50 was reserved.
+    await one.settle(ended(first))
+    third = await one.granted(paid("0.25"))
+    assert await one.answer(paid("0.01")) == "budget_reserved"
+    # One that waits no longer reserves nothing.
+    await two.store.abandon(0, [waiting.ticket_id], tombstone=False)
+    assert await one.answer(paid("0.51")) == "budget_reserved"
+    fourth = await one.granted(paid("0.50"))
+    # Unknown: its bound stays, and is there once.
+    await two.settle(uncertain(second))
+    row = await asked(one, paid("0.01"))
+    assert row.answer == "budget_reserved"
+    assert row.key_limit is not None
+    assert (row.key_limit.spent, row.key_limit.unknown, row.key_limit.reserved) == (
+        Decimal("0.25"), Decimal("0.50"), Decimal("0.85")
+    )  # fmt: skip
+    row = await asked(one, paid("0.90"))
+    assert (row.answer, row.wait_ms) == ("budget_exceeded", None)
+    # What is corrected gives back its bound.
+    assert await one.settle(failed(second, Verdict.NONE)) == [True]
+    assert await one.answer(paid("0.50")) == "granted"
+    # A settlement that comes again changes nothing.
+    assert await one.settle(ended(third), ended(fourth)) == [True, True]
+    assert await one.settle(ended(third), ended(fourth)) == [False, False]
+    assert await one.answer(paid("0.25")) == "granted"
+    assert await one.answer(paid("0.01")) == "budget_reserved"
+
+
+async def test_what_a_dead_process_had_reserved_comes_back_but_for_what_it_had_sent(processes: Processes):
+    one, two = await processes(settings=TWO_GROUPS)
+    await one.limit(KEY, KeyLimits(budget_total_usd=Decimal(2)))
+    assert (await asked(one, paid(group=OTHER_GROUP))).answer == "granted"
+    answers = [(await asked(one, paid(group=OTHER_GROUP))).answer for _ in range(4)]
+    assert answers == ["queued"] * 3 + ["budget_reserved"]
+    await two.store.bury([one.owner])
+    await two.ask(group=OTHER_GROUP)
+    assert await two.answer(paid("1.50")) == "granted"
+    row = await asked(two, paid("0.01"))
+    assert row.key_limit is not None
+    assert (row.key_limit.unknown, row.key_limit.reserved) == (Decimal("0.50"), Decimal("1.50"))
+
+
+async def test_elements_of_one_batch_share_what_their_key_has_left(processes: Processes):
+    one, _ = await processes(concurrency=2)
+    await one.limit(KEY, KeyLimits(budget_total_usd=Decimal("1.50")))
+    other = new_id()
+    await one.limit(other, KeyLimits(concurrency=1))
+    demands = [paid(), paid("1.01"), paid("1.00"), paid("0.50"), *(paid("0", key_id=other) for _ in range(2)), wanted()]
+    rows = await one.ask(*demands)
+    assert [rows[demand.ticket_id].answer for demand in demands] == [
+        "granted", "budget_reserved", "granted", "budget_reserved", "queued", "key_limit", "queued"
+    ]  # fmt: skip
+    # Again, as after an answer that was lost: nothing is taken twice.
+    again = await one.ask(*demands)
+    assert [again[demand.ticket_id].answer for demand in demands] == [rows[d.ticket_id].answer for d in demands]
+    assert await one.answer(paid("0.50")) == "budget_reserved"
+
+
+async def test_requests_of_a_minute_are_counted_once_each_and_what_is_refused_takes_none(processes: Processes):
+    one, two = await processes(concurrency=20)
+    await one.limit(KEY, KeyLimits(requests_per_minute=1))
+    first = paid("0")
+    row = await one.granted(first)
+    refused = await asked(one, paid("0"))
+    assert refused.answer == "key_limit"
+    assert refused.key_limit is not None
+    assert (refused.key_limit.name, refused.key_limit.most) == ("requests_per_minute", Decimal(1))
+    assert refused.wait_ms is not None
+    assert 0 < refused.wait_ms <= 60_000
+    for _ in range(20):
+        assert await one.answer(paid("0")) == "key_limit"
+    later = await asked(two, paid("0"))
+    assert later.wait_ms is not None
+    assert later.wait_ms <= refused.wait_ms
+    # A failover is the same request.
+    await one.settle(failed(row, Verdict.NONE))
+    assert await one.answer(paid("0", debit_id=first.debit_id, attempt=2)) == "granted"
+    # More from here on, at the level it had; without a limit, as many as there are.
+    await one.limit(KEY, KeyLimits(requests_per_minute=6000))
+    await until(lambda: _granted(one, paid("0")))
+    await one.limit(KEY, KeyLimits())
+    assert [await two.answer(paid("0")) for _ in range(4)] == ["granted"] * 4
+
+
+async def _granted(process: Process, demand: Demand) -> bool:
+    return await process.answer(demand) == "granted"
+
+
+async def test_tokens_of_a_minute_are_what_attempts_at_work_may_use_and_others_have_used(processes: Processes):
+    one, _ = await processes(concurrency=20)
+    await one.limit(KEY, KeyLimits(tokens_per_minute=1000))
+    too_large = await asked(one, paid("0", tokens=1001))
+    assert too_large.answer == "too_large"
+    assert too_large.key_limit is not None
+    assert too_large.key_limit.name == "tokens_per_minute"
+    row = await one.granted(paid("0", tokens=900))
+    refused = await asked(one, paid("0", tokens=700))
+    assert refused.answer == "key_limit"
+    assert refused.wait_ms is not None
+    assert 0 < refused.wait_ms <= 36_000
+    # It used 40 of its 900.
+    record = b'{"usd":"0.25","status":"success","ended":"complete","input_total":30,"output_total":10}'
+    await one.settle(ended(row, record=record))
+    assert await one.answer(paid("0", tokens=900)) == "granted"
+    assert await one.answer(paid("0", tokens=900)) == "key_limit"

@@ -18,6 +18,7 @@ OPENAI_TYPES = {
     "authentication_error",
     "cancelled_error",
     "conflict_error",
+    "insufficient_quota",
     "invalid_request_error",
     "not_found_error",
     "overloaded_error",

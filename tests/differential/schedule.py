@@ -14,18 +14,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 import asyncpg
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from admission import decision
 from admission.breaker import BreakerState, cooldown
 from admission.clock import SECOND
 from admission.contract import Rejected, SettledRow, TicketRow
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
-from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
+from admission.memory import charge_of
+from admission.settings import AdmissionSettings, GroupSettings, KeyLimits, ModelLimits
 from admission.state import (
     Abandon,
     Acquire,
@@ -36,6 +38,7 @@ from admission.state import (
     Decide,
     Element,
     Event,
+    LimitKey,
     Outcome,
     Overdue,
     Renew,
@@ -84,6 +87,7 @@ WEIGHTS: Final = {
     "configure": 2,
     "take": 2,
     "reset": 0.5,
+    "limit": 3,
     "close": 0.5,
     "time": 14,
     "look": 2,
@@ -108,6 +112,9 @@ SOMETIMES: Final = (
             "too_large",
             "cooldown",
             "queue_full",
+            "key_limit",
+            "budget_exceeded",
+            "budget_reserved",
             "store_closed",
             "moved",
         )
@@ -151,6 +158,8 @@ SOMETIMES: Final = (
     ),
     *(f"{state} is gone" for state in ("queued", "granted", "active", "quarantined")),
     *(f"settled as {state}" for state in ("charged", "zero", "unknown")),
+    *(f"refused for {name}" for name in KeyLimits.__struct_fields__),
+    "refused for all are quarantined",
     "corrected",
     "tombstone",
     "settled once more",
@@ -207,7 +216,7 @@ class Both:
         self.now = BEGIN
         self.ahead = ahead
         self.settings = settings
-        self.core = self.sql = initial(settings)
+        self.core = self.sql = replace(initial(settings), ahead=ahead)
         self._watch = Watch(lambda _: False, AdmissionSettings(groups={}).unconfirmed_grant_s)
         self._watch.seen = self.seen
         async with self._connection.transaction():
@@ -281,6 +290,12 @@ class Both:
         if wrong := await self._connection.fetch(sides.LEDGER):
             raise Violation("\n".join(row[0] for row in wrong))
 
+    async def limit(self, key_id: uuid.UUID, limits: KeyLimits) -> None:
+        """What a key's change does."""
+        given = {name: value for name, value in asdict(limits).items() if value is not None}
+        text = msgspec.json.encode(given).decode()
+        await self._connection.execute("select control.limit_key_v1($1, $2::text::jsonb)", key_id, text)
+
     async def closed(self, milliseconds: int) -> None:
         """What a changed timeline does."""
         await self._connection.execute(
@@ -339,6 +354,7 @@ class Play:
         self.processes: list[uuid.UUID] = []
         self.configured: list[tuple[AdmissionSettings, bool]] = []
         self.limited = False
+        self.keys_limited = False
 
     async def step(self, step: Step) -> None:
         rng = random.Random(step.salt)
@@ -349,6 +365,7 @@ class Play:
 
     async def _begin(self, rng: random.Random) -> None:
         self.limited = rng.random() < 0.5
+        self.keys_limited = rng.random() < 0.6
         settings = AdmissionSettings(
             groups=self._groups(rng),
             lease_s=LEASE_S,
@@ -366,6 +383,8 @@ class Play:
         self.owners = [_id(rng) for _ in range(PROCESSES)]
         for process in range(PROCESSES):
             await self._renewed(process, first=True)
+        if self.keys_limited:
+            await self._limit(rng)
 
     async def _renew(self, rng: random.Random) -> None:
         for process in rng.sample(range(PROCESSES), rng.choice((1, 1, 2, 3, 3))):
@@ -481,6 +500,26 @@ class Play:
         found = await self._groups_of(Configure(settings.groups, settings.revision), lambda s: s.configure())
         self.both.seen["other settings are in force"] += bool(found)
 
+    async def _limit(self, rng: random.Random) -> None:
+        if not self.keys_limited:
+            return
+        key_id = rng.choice(KEYS)
+        limits = KeyLimits()
+        if rng.random() < 0.85:
+            limits = KeyLimits(
+                concurrency=rng.choice((None, None, 1, 2, 4)),
+                requests_per_minute=rng.choice((None, None, 1, 3, 12)),
+                tokens_per_minute=rng.choice((None, None, 20, 150)),
+                budget_day_usd=rng.choice((None, None, Decimal(0), Decimal("0.75"), Decimal(2))),
+                budget_month_usd=rng.choice((None, None, Decimal("1.25"), Decimal(3))),
+                budget_total_usd=rng.choice((None, None, Decimal("1.5"), Decimal(4))),
+            )
+
+        async def send(_: Store) -> None:
+            await self.both.limit(key_id, limits)
+
+        await self.both.ask(LimitKey(key_id, limits), send)
+
     async def _reset(self, rng: random.Random) -> None:
         group = rng.choice((*GROUPS, "nowhere"))
         answers, found = await self.both.ask(Reset(group), lambda s: s.reset(group))
@@ -502,6 +541,7 @@ class Play:
         endpoints = sorted(e for e, of in core.endpoints.items() if of == group)
         if rng.random() < 0.05 or not endpoints:
             endpoints = sorted(core.endpoints)
+        reserved = rng.choice((Decimal("0.5"), Decimal("0.5"), Decimal(0), None)) if self.keys_limited else None
         demand = Demand(
             ticket_id=_id(rng),
             group=group,
@@ -509,6 +549,7 @@ class Play:
             model=rng.choice(MODELS),
             credential=rng.choice(CREDENTIALS),
             tokens=rng.choice((0, 7, 15, 15, 100, 1000)),
+            reserved_usd=reserved,
             place=rng.randint(1, 12) if rng.random() < 0.06 else None,
             fence=Fence(scope_id=rng.choice(("", "s")), run_id="r", number=rng.randint(1, 4))
             if rng.random() < 0.15
@@ -522,7 +563,10 @@ class Play:
             queue_timeout_s=rng.choice((0.0, 1.0, 5.0, 29.3, 59.3, 59.3)),
             caller_deadline_s=rng.choice((0.0, -1.0, 2.0, 20.0)) if rng.random() < 0.2 else None,
             waits_for_cooldown=rng.random() < 0.5,
-            intent=b'{"session_id":"s","upper_bound_usd":"0.50"}',
+            # What the ledger takes for the bound of an attempt whose end nobody tells.
+            intent=b'{"session_id":"s"}'
+            if reserved is None
+            else f'{{"session_id":"s","upper_bound_usd":"{reserved}"}}'.encode(),
         )
         if kind < 0.32 and self.demands:
             # Again for a debit: a retry that keeps its place, or one that should not be.
@@ -625,6 +669,11 @@ class Play:
                 self.both.seen[f"waits for {row.wait_reason}"] += 1
                 self.both.seen[f"told how long it waits for {row.wait_reason}"] += row.expected_ms is not None
             self.both.seen["told when the queue has room"] += row.answer == "queue_full" and row.expected_ms is not None
+            if row.key_limit is not None:
+                self.both.seen[f"refused for {row.key_limit.name}"] += 1
+                self.both.seen["refused for all are quarantined"] += (
+                    row.key_limit.name == "concurrency" and row.wait_ms is not None
+                )
             if row.answer in ("cooldown", "provider_unavailable"):
                 self.both.seen[f"refused for {row.wait_reason}"] += 1
             if row.ticket_id is None or row.answer != "granted":
@@ -703,7 +752,7 @@ class Play:
         record = {
             "charged": b'{"usd":"0.25","status":"success","input_total":3}',
             "zero": b'{"status":"error"}',
-            "unknown": b'{"status":"unknown"}',
+            "unknown": rng.choice((b'{"status":"unknown"}', b'{"status":"unknown","upper_bound_usd":"0.40"}')),
         }[state]
         floored = verdict in (
             Verdict.RATE_LIMITED,
@@ -861,11 +910,12 @@ def _id(rng: random.Random) -> uuid.UUID:
 def _outcome(settlement: Settlement) -> Outcome:
     """As a store sends it."""
     asked = settlement.retry_after_s
+    charge = charge_of(settlement.record)
     if asked is None:
-        return Outcome(settlement)
+        return Outcome(settlement, charge=charge)
     if settlement.verdict is Verdict.RATE_LIMITED and asked > LONGEST_RETRY_S:
         settlement = replace(settlement, verdict=Verdict.LIMITED_FOR_LONG)
-    return Outcome(settlement, round(min(asked, LONGEST_RETRY_S) * 1000))
+    return Outcome(settlement, round(min(asked, LONGEST_RETRY_S) * 1000), charge=charge)
 
 
 def _moments(state: State, now: int) -> list[int]:

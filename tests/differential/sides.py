@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any, Final
 
 import asyncpg
@@ -31,7 +32,9 @@ from admission.state import (
     Floor,
     FloorKind,
     Group,
+    LimitedKey,
     Pace,
+    Spent,
     State,
     Ticket,
 )
@@ -56,7 +59,7 @@ EMPTY: Final = """
 delete from control.ticket; delete from control.attempt; delete from control.capacity_group;
 delete from control.allowance; delete from control.floor; delete from control.endpoint; delete from control.fence;
 delete from control.owner; delete from control.configuration; delete from control.invocation;
-delete from control.counter; delete from control.breaker_event; delete from control.pace;
+delete from control.counter; delete from control.breaker_event; delete from control.pace; delete from control.key_limit;
 update control.reclaim set not_before = 'epoch';
 """
 
@@ -66,6 +69,7 @@ select json_build_object(
     'tickets', (select coalesce(json_agg(json_build_object(
         'ticket_id', t.ticket_id, 'group', t.group_id, 'number', t.number, 'klass', t.class, 'model', t.model,
         'endpoint', t.endpoint, 'credential', t.credential, 'tokens', t.tokens, 'owner', t.owner_id,
+        'reserved', t.reserved_usd::text,
         'key_id', t.key_id, 'debit_id', t.debit_id, 'attempt', t.attempt, 'state', t.state,
         'waits_for_cooldown', t.waits_for_cooldown, 'execution_limit', us(t.execution_limit),
         'isolation', us(t.isolation), 'queued_at', us(t.queued_at), 'queue_deadline', us(t.queue_deadline),
@@ -107,6 +111,20 @@ select json_build_object(
     'owners', (select coalesce(json_object_agg(o.owner_id, us(o.expires_at)), '{}') from control.owner o),
     'fences', (select coalesce(json_agg(json_build_array(f.key_id, f.scope_id, f.run_id, f.number)), '[]')
         from control.fence f),
+    'limited', (select coalesce(json_object_agg(k.key_id, json_build_object(
+        'limits', json_build_object(
+            'concurrency', k.concurrency, 'requests_per_minute', k.requests_per_minute,
+            'tokens_per_minute', k.tokens_per_minute, 'budget_day_usd', k.budget_day_usd::text,
+            'budget_month_usd', k.budget_month_usd::text, 'budget_total_usd', k.budget_total_usd::text),
+        'bucket', json_build_object(
+            'requests_left', k.requests_left, 'tokens_left', k.tokens_left, 'tokens_seen', k.tokens_seen,
+            'filled_at', us(k.filled_at)))), '{}') from control.key_limit k),
+    'spent', (select coalesce(json_agg(json_build_object(
+        'of', split_part(c.name, '/', 1), 'day', split_part(c.name, '/', 2), 'spent', json_build_object(
+            'usd', c.usd::text, 'unknown', c.unknown::text, 'tokens', c.tokens))), '[]')
+        from (select k.name, sum(k.charged_usd) as usd, sum(k.unknown_upper_bound_usd) as unknown,
+                     sum(k.input_tokens + k.output_tokens) as tokens
+                from control.counter k where k.kind = 'key_day' group by k.name) c),
     'not_before', (select us(r.not_before) from control.reclaim r),
     'closed_until', coalesce(us(s.closed_until), 0))::text
   from control.store s
@@ -182,6 +200,12 @@ class _Attempt(msgspec.Struct):
     granted_at: int | None
 
 
+class _Spent(msgspec.Struct):
+    of: uuid.UUID
+    day: date
+    spent: Spent
+
+
 class Snapshot(msgspec.Struct):
     tickets: list[Ticket]
     attempts: list[_Attempt]
@@ -193,6 +217,8 @@ class Snapshot(msgspec.Struct):
     endpoints: dict[str, str]
     owners: dict[uuid.UUID, int]
     fences: list[tuple[uuid.UUID, str, str, int]]
+    limited: dict[uuid.UUID, LimitedKey]
+    spent: list[_Spent]
     not_before: int
     closed_until: int
 
@@ -252,6 +278,8 @@ async def look(connection: asyncpg.Connection, before: State) -> State:
         owners=found.owners,
         reclaim_not_before=found.not_before,
         fences={(key, scope, run): number for key, scope, run, number in found.fences},
+        limited=found.limited,
+        spent={(row.of, row.day): row.spent for row in found.spent},
         closed_until=found.closed_until,
         changes=tuple(found.changes),
         paces=found.paces,
@@ -286,7 +314,8 @@ def differences(core: State, sql: State, now: int) -> list[str]:
     found += _differ("pace", _each(core.paces, asdict), _each(sql.paces, asdict))
     found += _differ("floor", _each(core.floors, asdict), _each(sql.floors, asdict))
     found += _differ("allowance", _each(core.allowances, _allowance, now), _each(sql.allowances, _allowance, now))
-    for name in ("endpoints", "owners", "fences", "ended"):
+    found += _differ("key", _each(core.limited, _limited), _each(sql.limited, _limited))
+    for name in ("endpoints", "spent", "owners", "fences", "ended"):
         found += _differ(name, getattr(core, name), getattr(sql, name))
     for name in ("reclaim_not_before", "closed_until", "changes"):
         if getattr(core, name) != getattr(sql, name):
@@ -329,6 +358,10 @@ def _allowance(allowance: Allowance) -> dict[str, Any]:
         "requests_left": None if allowance.requests_per_minute is None else allowance.requests_left,
         "tokens_left": None if allowance.tokens_per_minute is None else allowance.tokens_left,
     }
+
+
+def _limited(limited: LimitedKey) -> dict[str, Any]:
+    return {"limits": limited.limits, **asdict(limited.bucket)}
 
 
 def _differ(kind: str, core: Any, sql: Any) -> Iterator[str]:
@@ -380,6 +413,7 @@ _TOLD: Final = {
     "breaker": (),
     "cooldown": ("wait_reason", "wait_ms"),
     "provider_unavailable": ("wait_reason", "wait_ms"),
+    **dict.fromkeys(("too_large", "key_limit", "budget_exceeded", "budget_reserved"), ("wait_ms", "key_limit")),
 }
 
 

@@ -47,6 +47,9 @@ HARMS = (
     "update control.owner set expires_at = expires_at - interval '1 us'",
     "insert into control.floor values ('a', 'c', 'm1', 'rate_limit', clock_timestamp(), clock_timestamp())",
     "insert into control.fence values (gen_random_uuid(), 's', 'r', 1, clock_timestamp())",
+    "select control.limit_key_v1(gen_random_uuid(), '{\"concurrency\": 1}')",
+    "update control.counter set charged_usd = charged_usd + 1 where kind = 'key_day'",
+    "update control.ticket set reserved_usd = coalesce(reserved_usd, 0) + 1",
     "update control.reclaim set not_before = clock_timestamp()",
     "delete from control.attempt",
 )

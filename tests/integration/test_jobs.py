@@ -819,7 +819,8 @@ async def test_the_hot_statements_read_no_more_rows_than_they_need(world: World)
     page = (world.key_id, low, high)
     known = tuple(await world.pool.fetchrow(statements.TIME, None, None) or ())
     cases: list[tuple[str, tuple[Any, ...]]] = [
-        (statements.CLAIM, (new_id(), 16, [], *known)),
+        (statements.CLAIM, (new_id(), 16, [], *known, [])),
+        (statements.CLAIM, (new_id(), 16, [], *known, [new_id()])),
         (statements.INTEND, (new_id(), some, [1] * 16, [1] * 16)),
         (statements.STORE_RESULT, (new_id(), some, [1] * 16, [1] * 16, ["{}"] * 16, [200] * 16)),
         (statements.CANCEL_REQUESTS, (new_id(),)),

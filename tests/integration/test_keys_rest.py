@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
+import asyncpg
 import httpx
 import msgspec
 import pytest
 
 from gateway import database
 from gateway.call import Scope
-from gateway.keys import Change, Keys, KeysSettings
+from gateway.keys import Change, Keys, KeysSettings, Limits
 from gateway.rest import app as rest
 from gateway.rest import keys as rest_keys
 from tests.postgres import execute
@@ -74,7 +76,13 @@ async def test_a_key_is_made_shown_once_and_listed_without_its_secret(world: Wor
     assert caller.policy.providers == frozenset({"openai"})
     assert caller.tags == {"team": "core"}
     told = await world.ask(admin, "GET", f"/v1/keys/{made.json()['id']}")
-    assert {**told.json(), "secret": secret} == made.json()
+    told = told.json()
+    nothing = {"spent_usd": "0", "unknown_upper_bound_usd": "0", "reserved_usd": "0"}
+    used = told.pop("used")
+    assert (used["concurrency"], used["total"]) == (0, nothing)
+    assert used["day"] == {"day": used["day"]["day"], **nothing}
+    assert used["month"] == {"month": used["day"]["day"][:7], **nothing}
+    assert {**told, "secret": secret} == made.json()
     listed = await world.ask(admin, "GET", "/v1/keys")
     assert [key["name"] for key in listed.json()["data"]] == ["admin", "ci"]
     assert secret not in listed.text
@@ -179,8 +187,15 @@ async def test_a_change_says_what_it_changes_and_leaves_the_rest(world: World) -
         ({"name": "x", "scopes": ["chat"], "digest": "00"}, "digest"),
         ({"name": "x", "scopes": ["chat"], "key_id": "00"}, "key_id"),
         ({"name": "x", "scopes": ["chat"], "secret": "mine"}, "secret"),
-        ({"name": "x", "scopes": ["chat"], "limits": {"budget_day_usd": "5"}}, "limits.budget_day_usd"),
-        ({"name": "x", "scopes": ["chat"], "limits": {"concurrency": 3}}, "limits.concurrency"),
+        *(
+            ({"name": "x", "scopes": ["chat"], "limits": {name: limit}}, f"limits.{name}")
+            for name, limits in (
+                ("budget_day_usd", (-1, "-0.5", "NaN", "Infinity", "1e9", "1e-13", "0e99999", "5 USD", True)),
+                ("concurrency", (0, -1, 1.5, "3", 10**10)),
+                ("tokens_per_minute", (0,)),
+            )
+            for limit in limits
+        ),
         ({"name": "x", "scopes": ["chat"], "limits": {"requests": 3}}, "limits.requests"),
     ],
 )
@@ -210,19 +225,68 @@ async def test_a_provider_that_nobody_has_is_refused_with_its_place(database_url
         assert (await world.ask(admin, "PATCH", path, {"name": "again"})).json()["providers"] == ["openai"]
 
 
-async def test_a_limit_that_nobody_holds_is_refused_and_says_so(world: World) -> None:
+async def held(world: World) -> list[asyncpg.Record]:
+    async with database.open_connection(world.url, name="test") as connection:
+        return await connection.fetch("select * from control.key_limit")
+
+
+async def test_limits_are_changed_as_a_whole_and_their_row_with_them(world: World) -> None:
+    admin = await world.made("admin", *Scope)
+    await world.made("ci", Scope.CHAT)
+    key_id = (await world.keys.list())[1].key_id
+    given = {"concurrency": 2, "tokens_per_minute": 90, "budget_month_usd": "12.50"}
+    changed = await world.ask(admin, "PATCH", f"/v1/keys/{key_id}", {"limits": given})
+    assert {name: limit for name, limit in changed.json()["limits"].items() if limit is not None} == given
+    [row] = await held(world)
+    assert (row["key_id"], row["concurrency"], row["tokens_left"]) == (key_id, 2, 90)
+    assert row["budget_month_usd"] == Decimal("12.5")
+    await world.ask(admin, "PATCH", f"/v1/keys/{key_id}", {"description": "its limits stay"})
+    assert len(await held(world)) == 1
+    assert (await world.ask(admin, "PATCH", f"/v1/keys/{key_id}", {"limits": {}})).status_code == 200
+    assert await held(world) == []
+
+
+async def test_a_limit_that_this_version_does_not_know_is_not_taken_for_none(world: World) -> None:
     admin = await world.made("admin", *Scope)
     secret = await world.made("ci", Scope.CHAT)
     key_id = (await world.keys.list())[1].key_id
-    refused = await world.ask(admin, "PATCH", f"/v1/keys/{key_id}", {"limits": {"tokens_per_minute": 5}})
-    assert refused.status_code == 400
-    assert "not enforced yet" in refused.json()["error"]["message"]
-    # One that is there all the same, by a newer version's hand, is not taken for none.
-    execute(world.url, """update control.api_key set limits = '{"concurrency": 1}' where name = 'ci'""")
+    execute(world.url, """update control.api_key set limits = '{"concurrency": 1, "images": 1}' where name = 'ci'""")
     await world.keys.change("admin", Change(description="read them again"))
     listed = await world.ask(admin, "GET", f"/v1/keys/{key_id}")
     assert listed.json()["limits"]["concurrency"] == 1
     assert (await world.ask(secret, "GET", "/v1/keys")).json()["error"]["code"] == "permission_denied"
+    assert (await world.ask(admin, "GET", "/v1/keys")).status_code == 200
+
+
+async def test_a_key_that_has_limits_gives_none_of_them_to_another(world: World) -> None:
+    """Else it would use its own, and those of the keys it made."""
+    limits = {"budget_day_usd": "5", "concurrency": 2}
+    own = await world.made("own", *Scope, limits=Limits(budget_day_usd=Decimal(5), concurrency=2))
+    await world.made("free", Scope.CHAT)
+    await world.made("tight", Scope.CHAT, limits=Limits(budget_day_usd=Decimal(9), concurrency=1))
+    ids = {record.name: record.key_id for record in await world.keys.list()}
+    body = {"name": "child", "scopes": ["chat"]}
+    for given, param in (
+        ({}, "limits.concurrency"),
+        (limits, "limits.concurrency"),
+        ({"budget_day_usd": "0.01", "concurrency": 1}, "limits.concurrency"),
+    ):
+        made = await world.ask(own, "POST", "/v1/keys", {**body, "limits": given})
+        assert (made.status_code, made.json()["error"]["param"]) == (403, param)
+    changes: tuple[tuple[str, dict[str, Any], int], ...] = (
+        ("own", {"budget_day_usd": "6", "concurrency": 2}, 403),
+        ("own", {"budget_day_usd": "5"}, 403),
+        ("own", {"budget_day_usd": "4", "concurrency": 2, "requests_per_minute": 1}, 200),
+        ("tight", {"budget_day_usd": "9", "concurrency": 2}, 403),
+        ("tight", {"budget_day_usd": "8", "concurrency": 1}, 200),
+        ("free", {"concurrency": 1}, 200),
+        ("free", {"concurrency": 2}, 403),
+    )
+    for name, given, status in changes:
+        changed = await world.ask(own, "PATCH", f"/v1/keys/{ids[name]}", {"limits": given})
+        assert changed.status_code == status, (name, given, changed.text)
+    assert (await world.ask(own, "POST", f"/v1/keys/{ids['free']}/rotate", {"overlap_s": 0})).status_code == 403
+    assert (await world.ask(own, "POST", f"/v1/keys/{ids['own']}/rotate", {"overlap_s": 60})).status_code == 200
 
 
 async def test_two_secrets_are_good_for_the_overlap_and_no_longer(world: World) -> None:

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final
 
 import asyncpg
@@ -83,6 +84,17 @@ union all select k.kind, k.name, n, 1, 1
   from generate_series(0, 3) n, generate_series(0, 19) key, generate_series(0, 89) d,
        lateral (values ('key_day', pg_temp.made(4, key) || '/' || (current_date - d))) k (kind, name);
 
+-- Keys that have limits, with a little at work each.
+select control.limit_key_v1(pg_temp.made(4, 100 + n),
+                            '{{"concurrency": 1000, "requests_per_minute": 1000000, "tokens_per_minute": 1000000,
+                               "budget_day_usd": "1e6", "budget_month_usd": "1e6", "budget_total_usd": "1e6"}}')
+  from generate_series(0, 15) n;
+insert into control.counter (kind, name, shard, charged_usd, attempts)
+select 'key_day', pg_temp.made(4, 100 + n) || '/' || (current_date - d), shard, 1, 1
+  from generate_series(0, 15) n, generate_series(0, 3) shard, generate_series(0, 89) d
+union all
+select 'key', pg_temp.made(4, 100 + n)::text, shard, 1, 1 from generate_series(0, 15) n, generate_series(0, 3) shard;
+
 insert into control.fence (key_id, scope_id, run_id, number, seen_at)
 select pg_temp.made(4, n % 20), 's', 'r' || n, 1, now() from generate_series(0, {attempts} / 20 - 1) n;
 
@@ -121,6 +133,9 @@ update control.ticket set state = 'quarantined', quarantined_until = now()
  where group_id = 'http://due.test:80' and state = 'active' and number > 50;
 update control.ticket set queue_deadline = now() - interval '1 minute'
  where group_id = 'http://due.test:80' and state = 'queued' and number % 4 = 0;
+
+update control.ticket set key_id = pg_temp.made(4, 100 + (number % 16)::integer), reserved_usd = 1
+ where group_id = 'http://usual.test:80' and number <= 48;
 
 insert into control.floor (group_id, credential, model, kind, since, until)
 select 'http://busy.test:80', 'c' || n, 'm' || n, 'rate_limit', now(), now() + interval '1 hour'
@@ -248,6 +263,13 @@ def hot() -> dict[str, tuple[int, Call]]:
                         demand(USUAL, key_id=made(KEY, d), fence=Fence(scope_id="s", run_id=f"r{d}", number=2 + d % 2))
                         for d in range(n)
                     ),
+                    group=USUAL,
+                ),
+            ),
+            f"acquire, keys with limits, {n}": (
+                n,
+                acquire(
+                    *(demand(USUAL, key_id=made(KEY, 100 + d), reserved_usd=Decimal(1), tokens=5) for d in range(n)),
                     group=USUAL,
                 ),
             ),

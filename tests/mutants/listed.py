@@ -14,6 +14,7 @@ from tests.mutants.running import Mutant
 FUNCTIONS: Final = "admission/sql/functions"
 TERMS: Final = f"{FUNCTIONS}/05_terms.sql"
 RECONCILE: Final = f"{FUNCTIONS}/10_reconcile.sql"
+KEYS: Final = f"{FUNCTIONS}/15_keys.sql"
 ACQUIRE: Final = f"{FUNCTIONS}/20_acquire.sql"
 TABLES: Final = "admission/sql/migrations/0001_admission.sql"
 CONFIRM: Final = f"{FUNCTIONS}/30_confirm.sql"
@@ -27,6 +28,7 @@ CORE: Final = "admission/core"
 CORE_DEMANDS: Final = f"{CORE}/demands.py"
 CORE_GRANTS: Final = f"{CORE}/grants.py"
 CORE_GROUPS: Final = f"{CORE}/groups.py"
+CORE_KEYS: Final = f"{CORE}/keys.py"
 CORE_JUDGE: Final = f"{CORE}/judge.py"
 CORE_OCCUPANCY: Final = f"{CORE}/occupancy.py"
 CORE_RECONCILE: Final = f"{CORE}/reconcile.py"
@@ -65,6 +67,10 @@ def _endings(*names: str) -> tuple[str, ...]:
 
 def _replays(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_journal.py::test_{name}" for name in names)
+
+
+def _limits(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_key_limits.py::test_{name}" for name in names)
 
 
 def _controller(*names: str) -> tuple[str, ...]:
@@ -397,8 +403,8 @@ _ADMISSION: Final = [
         8,
         "a lost attempt's window begins with the lapse",
         RECONCILE,
-        "update control.ticket t set state = 'quarantined', quarantined_until = t.hard_deadline + t.isolation",
-        "update control.ticket t set state = 'quarantined', quarantined_until = p_now + t.isolation",
+        "set state = 'quarantined', quarantined_until = t.hard_deadline + t.isolation, reserved_usd = null",
+        "set state = 'quarantined', quarantined_until = p_now + t.isolation, reserved_usd = null",
         _rules("what_a_lapsed_process_held_is_kept_until_its_hard_deadline_plus_isolation"),
     ),
     _m(
@@ -1490,4 +1496,131 @@ _TIME: Final = [
     ),
 ]
 
-MUTANTS: Final = [*_ADMISSION, *_BREAKER, *_STREAMS, *_TIME]
+#: 37 is that limits of keys hold over all groups and processes, and that money is reserved before it is spent.
+_KEYS: Final = [
+    _m(
+        37,
+        "what a key has used is read before the lock",
+        KEYS,
+        """where c.key_id = any (v_keys) order by c.key_id for update loop
+        v_debits := array(select e.debit_id from unnest(p_key, p_debit) as e (key_id, debit_id)
+                           where e.key_id = k.key_id);
+        select * into u from control.use_of_key_v1(k.key_id, v_debits, v_day);
+""",
+        """where c.key_id = any (v_keys) order by c.key_id loop
+        v_debits := array(select e.debit_id from unnest(p_key, p_debit) as e (key_id, debit_id)
+                           where e.key_id = k.key_id);
+        select * into u from control.use_of_key_v1(k.key_id, v_debits, v_day);
+        perform from control.key_limit c where c.key_id = k.key_id for update;
+""",
+        _limits("two_groups_cannot_pass_one_budget_together"),
+    ),
+    _m(
+        37,
+        "what is reserved does not count",
+        KEYS,
+        "and x.spent + x.unknown + x.reserved + v_reserved + p_reserved[i] > x.most",
+        "and x.spent + x.unknown + p_reserved[i] > x.most",
+        _stores("a_budget_is_kept_for_what_attempts_may_cost_until_it_is_known_what_they_did")
+        + _limits("of_fifty_calls_at_once_with_money_for_three_three_reach_the_provider"),
+    ),
+    _m(
+        37,
+        "elements of one batch do not see what each other reserve",
+        KEYS,
+        "            v_reserved := v_reserved + p_reserved[i];\n",
+        "",
+        _stores("elements_of_one_batch_share_what_their_key_has_left"),
+    ),
+    _m(
+        37,
+        "the bound of an unknown attempt does not count",
+        KEYS,
+        "coalesce(sum(c.unknown_upper_bound_usd), 0) as unknown,",
+        "0::numeric as unknown,",
+        _stores("a_budget_is_kept_for_what_attempts_may_cost_until_it_is_known_what_they_did"),
+    ),
+    _m(
+        37,
+        "the bound of an unknown attempt does not count in its day",
+        KEYS,
+        "coalesce(sum(c.unknown_upper_bound_usd) filter (where c.name = p_key || '/' || p_day), 0) as unknown_of_day,",
+        "0::numeric as unknown_of_day,",
+        _limits("a_failover_is_held_against_the_budget_like_any_attempt"),
+    ),
+    _m(
+        37,
+        "an unknown attempt counts twice while it is in quarantine",
+        SETTLE,
+        "               reserved_usd = null,\n",
+        "",
+        _stores("a_budget_is_kept_for_what_attempts_may_cost_until_it_is_known_what_they_did"),
+    ),
+    _m(
+        37,
+        "a lost attempt counts twice while it is in quarantine",
+        RECONCILE,
+        "quarantined_until = t.hard_deadline + t.isolation, reserved_usd = null",
+        "quarantined_until = t.hard_deadline + t.isolation",
+        _stores("what_a_dead_process_had_reserved_comes_back_but_for_what_it_had_sent"),
+    ),
+    _m(
+        37,
+        "requests at once are counted in each group for itself",
+        KEYS,
+        "from control.ticket t where t.key_id = p_key and t.state <> 'quarantined'\n",
+        "from control.ticket t where t.key_id = p_key and t.state <> 'quarantined'\n"
+        "             and t.group_id = (select max(q.group_id) from control.ticket q where q.key_id = p_key)\n",
+        _stores("a_key_has_no_more_requests_at_once_than_it_may_in_all_groups_and_processes"),
+    ),
+    _m(
+        37,
+        "what is in quarantine is not at work",
+        KEYS,
+        "from control.ticket t where t.key_id = p_key and t.state = 'quarantined'\n",
+        "from control.ticket t where t.key_id = p_key and t.state = 'quarantined' and false\n",
+        _stores("a_key_has_no_more_requests_at_once_than_it_may_in_all_groups_and_processes"),
+    ),
+    _m(
+        37,
+        "another attempt of a request is another request",
+        KEYS,
+        "u.others + cardinality(array_remove(v_debits, p_debit[i])) >= k.concurrency",
+        "u.others + cardinality(v_debits) >= k.concurrency",
+        _stores("a_key_has_no_more_requests_at_once_than_it_may_in_all_groups_and_processes"),
+    ),
+    _m(
+        37,
+        "a failover is another request of the minute",
+        KEYS,
+        "elsif p_attempt[i] = 1 and v_requests < 1 then",
+        "elsif v_requests < 1 then",
+        _stores("requests_of_a_minute_are_counted_once_each_and_what_is_refused_takes_none"),
+    ),
+    _m(
+        37,
+        "what calls at work may use of the tokens of a minute does not count",
+        KEYS,
+        "                  - u.tokens_live;\n",
+        "                  - 0;\n",
+        _stores("tokens_of_a_minute_are_what_attempts_at_work_may_use_and_others_have_used"),
+    ),
+    _m(
+        37,
+        "a failover has the budget that its request had",
+        PIPELINE,
+        "(self._billing.most(call, route) or Decimal(0)) if call.caller.limited else None,",
+        "(self._billing.most(call, route) or Decimal(0)) if call.caller.limited and run.number == 1 else None,",
+        _limits("a_failover_is_held_against_the_budget_like_any_attempt"),
+    ),
+    _m(
+        37,
+        "core: what is reserved does not count",
+        CORE_KEYS,
+        "money.spent + money.unknown + money.reserved + wanted > money.most",
+        "money.spent + money.unknown + wanted > money.most",
+        _stores("a_budget_is_kept_for_what_attempts_may_cost_until_it_is_known_what_they_did", on="memory"),
+    ),
+]
+
+MUTANTS: Final = [*_ADMISSION, *_BREAKER, *_STREAMS, *_TIME, *_KEYS]

@@ -39,11 +39,14 @@ begin
          limit 100 for update skip locked
     ), moved as (
         update control.ticket t
-           set state = 'quarantined', quarantined_until = greatest(t.hard_deadline, p_now) + t.isolation
+           set state = 'quarantined', quarantined_until = greatest(t.hard_deadline, p_now) + t.isolation,
+               -- Of one that ends here the ledger has the bound from now on.
+               reserved_usd = case when not lost.dead then t.reserved_usd end
           from lost where t.ticket_id = lost.ticket_id and t.hard_deadline <= p_now
         returning t as ticket, lost.dead
     ), orphaned as (
-        update control.ticket t set state = 'quarantined', quarantined_until = t.hard_deadline + t.isolation
+        update control.ticket t
+           set state = 'quarantined', quarantined_until = t.hard_deadline + t.isolation, reserved_usd = null
           from lost where t.ticket_id = lost.ticket_id and t.hard_deadline > p_now
         returning t as ticket
     )

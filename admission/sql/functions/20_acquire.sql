@@ -1,28 +1,36 @@
 -- acquire_v2: judge these tickets, grant in ticket order what fits, enqueue the rest. One short transaction.
 --
--- Arrays run in parallel, one element a ticket; all may be empty, which only advances the queue. Lock and count are
+-- Arrays run in parallel, one element a ticket; all may be empty, which only advances the queue. `p_reserved` is null where
+-- the ticket's key has no limits: then they are not looked for, which is told of none by an empty array. Lock and count are
 -- separate statements: a single statement would take its snapshot before it has waited for the lock, and over-admit.
 --
 -- Answers a row for each element and for each ticket of this owner that was granted here:
 --   granted | queued
 --   ended | duplicate_debit | lapsed | owner_fence | deadline_exceeded | provider_unavailable | too_large | cooldown |
---   queue_full | store_closed | moved (its endpoint belongs to the group that is answered)
+--   queue_full | store_closed | key_limit | budget_exceeded | budget_reserved (`key_limit` says which of its key's limits)
+--   | moved (its endpoint belongs to the group that is answered)
 -- or, where all of these elements are granted as they come, the one row "all": the `number` of each whose place is not
 -- lower, and the rest each has of its own is what was asked for.
 -- And the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
 -- next event that time alone brings about), "time" (as it is by the steps in `number`: what the asker knew is stale) and
 -- "breaker" (it has changed, and somebody is to take note of it).
 
+drop function if exists control.acquire_v2(
+    text, uuid, integer, bigint, text, uuid[], text[], smallint[], text[], text[], uuid[], text[], integer[], bigint[],
+    bigint[], bigint[], bigint[], bigint[], bigint[], boolean[], text[], text[], text[], bigint[], timestamptz, bigint,
+    bigint, bigint);
+
 create or replace function control.acquire_v2(
     p_group text, p_owner uuid, p_grant_ttl_ms integer, p_hold_ms bigint, p_zone text,
     p_ticket uuid[], p_endpoint text[], p_class smallint[], p_model text[], p_credential text[], p_key uuid[],
     p_debit text[], p_attempt integer[], p_tokens bigint[], p_place bigint[], p_execution_ms bigint[],
     p_isolation_ms bigint[], p_queue_ms bigint[], p_caller_ms bigint[], p_waits boolean[], p_intent text[],
-    p_scope text[], p_run text[], p_fence bigint[], p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint
+    p_scope text[], p_run text[], p_fence bigint[], p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint,
+    p_reserved numeric[] default '{}'
 ) returns table (
     ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
-    wait_ms bigint, expected_ms bigint
+    wait_ms bigint, expected_ms bigint, key_limit text
 )
 language plpgsql
 -- What its plans read must not depend on how full the tables were when they were made: in the order of an index, and by
@@ -59,6 +67,8 @@ declare
     v_verdict text[] := '{}';
     v_wait bigint[] := '{}';
     v_cause text[] := '{}';
+    v_key_limit text[] := '{}';
+    held record;
     v_state text[];
     v_number bigint[];
     v_next bigint;
@@ -143,14 +153,14 @@ begin
         return query select * from control.acquire_v2(
             p_group, p_owner, p_grant_ttl_ms, p_hold_ms, p_zone, p_ticket, p_endpoint, p_class, p_model, p_credential, p_key,
             p_debit, p_attempt, p_tokens, p_place, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_waits,
-            p_intent, p_scope, p_run, p_fence, p_clock, p_steps, p_elapsed_ms, p_forward_ms);
+            p_intent, p_scope, p_run, p_fence, p_clock, p_steps, p_elapsed_ms, p_forward_ms, p_reserved);
         return;
     end if;
     if v_stale then
         -- Another process has made up for a step since: what this one knows of the time is no use any more.
         return query select null::uuid, 'time', null::uuid, p_group, s.steps, null::bigint, null::boolean, null::boolean,
                             clock_timestamp() + s.ahead, null::date, null::bigint, null::integer, null::text,
-                            null::bigint, null::bigint
+                            null::bigint, null::bigint, null::text
                        from control.store s;
     end if;
     if v_other_timeline then
@@ -163,7 +173,8 @@ begin
     v_usual := v_unheard_of and not (v_due or v_floors or v_closed) and g.breaker = 'closed' and g.ramp is null
         and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active
         and 1 <> all (p_class) and p_owner = any (v_fresh) and p_endpoint <@ g.endpoints
-        and num_nonnulls(variadic p_fence) = 0 and coalesce(0 < all (array_remove(p_caller_ms, null)), true);
+        and num_nonnulls(variadic p_fence) = 0 and num_nonnulls(variadic p_reserved) = 0
+        and coalesce(0 < all (array_remove(p_caller_ms, null)), true);
     if v_usual and v_waits then
         v_usual := not control.may_move_v1(p_group)
             and not exists (select from control.ticket t
@@ -221,7 +232,7 @@ begin
         if g.generation <> was.generation then
             return query select null::uuid, 'breaker', null::uuid, p_group, null::bigint, null::bigint, null::boolean,
                                 null::boolean, null::timestamptz, null::date, null::bigint, null::integer, null::text,
-                                null::bigint, null::bigint;
+                                null::bigint, null::bigint, null::text;
         end if;
         select count(*) filter (where t.state <> 'quarantined'), count(*) filter (where t.state = 'quarantined'),
                count(*) filter (where t.class = 1),
@@ -331,6 +342,18 @@ begin
                                 end as out offset 0) f
               ) e
           ) j;
+        if num_nonnulls(variadic p_reserved) > 0 then
+            v_key_limit := array_fill(null::text, array[n]);
+            for held in select * from control.hold_to_limits_v1(
+                p_key, p_debit, p_attempt, p_tokens, p_reserved, v_verdict, p_zone, v_now, v_ahead)
+            loop
+                v_verdict[held.n] := held.verdict;
+                v_wait[held.n] := held.wait_ms;
+                v_key_limit[held.n] := held.key_limit;
+                v_new := v_new - 1;
+                v_new_batch := v_new_batch - p_class[held.n];
+            end loop;
+        end if;
         v_state := array_fill(null::text, array[n]);
         v_number := array_fill(null::bigint, array[n]);
         v_next := g.next_number;
@@ -520,12 +543,12 @@ begin
         insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id, key_id,
                                     debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
                                     queued_at, queue_deadline, caller_deadline, intent, scope_id, run_id, fence,
-                                    generation, granted_at, day, hard_deadline)
+                                    reserved_usd, generation, granted_at, day, hard_deadline)
         select e.ticket_id, p_group, e.endpoint, e.number, e.class, e.model, e.credential, p_owner, e.key_id,
                e.debit_id, e.attempt, e.tokens, e.state, e.waits, e.execution_ms * interval '1 ms',
                e.isolation_ms * interval '1 ms', v_now,
                v_now + least(e.queue_ms, coalesce(e.caller_ms, e.queue_ms)) * interval '1 ms',
-               v_now + e.caller_ms * interval '1 ms', e.intent, e.scope, e.run, e.fence,
+               v_now + e.caller_ms * interval '1 ms', e.intent, e.scope, e.run, e.fence, e.reserved,
                case e.state when 'active' then g.generation end,
                case e.state when 'active' then v_now - v_ahead end,
                case e.state when 'active' then v_day end,
@@ -533,9 +556,9 @@ begin
                     then v_now + least(e.execution_ms, e.caller_ms + e.isolation_ms) * interval '1 ms' end
           from unnest(p_ticket, p_endpoint, v_number, p_class, p_model, p_credential, p_key, p_debit, p_attempt,
                       p_tokens, v_state, p_waits, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_intent,
-                      p_scope, p_run, p_fence)
+                      p_scope, p_run, p_fence, p_reserved)
                as e (ticket_id, endpoint, number, class, model, credential, key_id, debit_id, attempt, tokens, state,
-                     waits, execution_ms, isolation_ms, queue_ms, caller_ms, intent, scope, run, fence)
+                     waits, execution_ms, isolation_ms, queue_ms, caller_ms, intent, scope, run, fence, reserved)
          where e.state is not null
         on conflict do nothing;
         get diagnostics v_found = row_count;
@@ -548,6 +571,9 @@ begin
                     v_state[i] := null;
                 end if;
             end loop;
+        end if;
+        if num_nonnulls(variadic p_reserved) > 0 then
+            perform control.use_keys_v1(p_key, p_attempt, p_reserved, v_state, v_now);
         end if;
     end if;
 
@@ -597,7 +623,7 @@ begin
                    t.number, t.generation, coalesce(t.ticket_id = g.probe, false),
                    a_model && array['', t.model] or g.ramp is not null or coalesce(t.ticket_id = g.probe, false), t.granted_at, t.day,
                    (extract(epoch from t.hard_deadline - v_now) * 1000)::bigint, null::integer, null::text,
-                   null::bigint, null::bigint
+                   null::bigint, null::bigint, null::text
               from unnest(v_rows) t;
     end if;
     if n > 0 then
@@ -639,18 +665,20 @@ begin
                                       a_tokens[array_position(a_model, e.model)], a_tokens[m0]) > 0 then 'rate'
                              else 'capacity' end
                         when e.verdict in ('cooldown', 'provider_unavailable') then e.cause end,
-                   case when e.verdict in ('cooldown', 'provider_unavailable') then e.wait
+                   case when e.verdict in ('cooldown', 'provider_unavailable', 'key_limit', 'budget_exceeded',
+                                           'budget_reserved') then e.wait
                         when e.verdict = 'store_closed'
                         then (select (extract(epoch from s.closed_until - v_now) * 1000)::bigint from control.store s)
                         when e.state = 'queued' or e.verdict = 'queued' then
                             (extract(epoch from greatest(
                                 case when g.breaker = 'open' then g.cooldown_until end,
                                 (f.floor).until) - v_now) * 1000)::bigint end,
-                   case when e.verdict = 'queue_full' then v_place_in end
+                   case when e.verdict = 'queue_full' then v_place_in end,
+                   e.key_limit
               from unnest(p_ticket, p_endpoint, p_model, p_credential, p_tokens, p_execution_ms, p_isolation_ms,
-                          p_caller_ms, v_verdict, v_state, v_number, v_wait, v_cause)
+                          p_caller_ms, v_verdict, v_state, v_number, v_wait, v_cause, v_key_limit)
                    as e (ticket_id, endpoint, model, credential, tokens, execution_ms, isolation_ms, caller_ms, verdict,
-                         state, number, wait, cause)
+                         state, number, wait, cause, key_limit)
              cross join lateral (
                 select case when v_floors and (e.state = 'queued' or e.verdict = 'queued')
                             then control.last_floor_v1(p_group, e.credential, e.model, v_now, false) end as floor
@@ -670,7 +698,7 @@ begin
                         (select min(f.until) from control.floor f where f.group_id = p_group and f.until > v_now),
                         case when v_limited then control.refilled_at_v1(p_group, v_now) end,
                         case when g.breaker = 'open' then g.cooldown_until end) - v_now) * 1000)::bigint,
-                   null::bigint;
+                   null::bigint, null::text;
     end if;
 end $$;
 

@@ -90,6 +90,8 @@ begin
     ), held as (
         update control.ticket t
            set state = 'quarantined',
+               -- From here on the ledger has its bound.
+               reserved_usd = null,
                -- A window that began anew when the clock leapt is not cut short.
                quarantined_until = least(greatest(t.quarantined_until, t.hard_deadline + t.isolation),
                                          v_now + e.quarantine_ms * interval '1 ms')

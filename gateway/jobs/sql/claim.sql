@@ -2,7 +2,7 @@
 -- stand before the others. Nobody else can take them: rows that another claim holds are skipped, and only a queued row
 -- is taken. Reads the heads of each model's queue, whatever its length.
 -- $1: this process's incarnation, $2: how many at most, $3: models that are not to be taken from,
--- $4 and $5: see content.time_v1.
+-- $4 and $5: see content.time_v1, $6: keys whose jobs are not to be taken.
 with recursive clock as materialized (select now, wall from content.time_v1($4, $5)),
 model as (
     (select model from content.job where status = 'queued' order by model limit 1)
@@ -18,7 +18,7 @@ head as materialized (
     cross join lateral (
         select job_id, klass, row_number() over (order by not_before, job_id) as place
         from content.job
-        where status = 'queued' and model = m.model and klass = k.klass and not_before <= (select now from clock)
+        where status = 'queued' and model = m.model and klass = k.klass and key_id <> all ($6::uuid[]) and not_before <= (select now from clock)
         order by not_before, job_id
         -- More than are wanted: another process may be taking the first ones.
         limit 2 * $2::int

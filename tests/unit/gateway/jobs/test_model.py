@@ -123,7 +123,13 @@ def test_a_refusal_for_now_gives_the_job_back_without_counting_the_run(code: Cod
     assert decision.reason == model.waits_for(error)
     assert decision.reason is not Wait.RETRY
     assert not decision.counts
-    assert decision.delay_s == 0.0 if code is Code.QUEUE_FULL else 7.0 <= decision.delay_s <= 8.75
+    if code in (Code.QUEUE_FULL, Code.KEY_LIMIT, Code.BUDGET_RESERVED):
+        # It keeps its place.
+        assert decision.delay_s == 0.0
+    else:
+        assert 7.0 <= decision.delay_s <= 8.75
+    # Other keys may have room.
+    assert decision.of_key is (code in (Code.KEY_LIMIT, Code.BUDGET_RESERVED))
 
 
 def test_a_refusal_after_an_attempt_counts_the_run() -> None:
@@ -333,7 +339,12 @@ def test_whatever_gives_a_job_back_has_a_reason_of_the_documented_table_and_the_
         decision = model.after_error(error, claimed(), sent=False, settings=SETTINGS)
         if isinstance(decision, GiveBack):
             assert decision.reason in documented
-            nobodys = model.waits_for(error) in {Wait.STORE_UNAVAILABLE, Wait.DUPLICATE_DEBIT}
+            nobodys = model.waits_for(error) in {
+                Wait.STORE_UNAVAILABLE,
+                Wait.DUPLICATE_DEBIT,
+                Wait.KEY_LIMIT,
+                Wait.BUDGET_RESERVED,
+            }
             assert decision.groups == (() if nobodys else ("g", "h"))
 
 
