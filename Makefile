@@ -17,12 +17,13 @@ ARGS ?=
 # long files come first.
 PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # The clients that people have: environments of Python, each with what it is resolved from, and one of Node.
-CLIENTS := openai anthropic grpc-requests frameworks instructor
+CLIENTS := openai anthropic grpc-requests frameworks instructor schemathesis
 OF_openai := openai
 OF_anthropic := anthropic
 OF_grpc-requests := grpc-requests
 OF_frameworks := langchain-openai langchain-anthropic pydantic-ai-slim[openai,anthropic] openai-agents llm
 OF_instructor := instructor[anthropic]
+OF_schemathesis := schemathesis
 CLIENT_VENVS := .venv-clients
 NODE_CLIENTS := tests/clients/ai-sdk
 

@@ -11,7 +11,6 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -25,6 +24,9 @@ MAX_DEPTH = 96
 #: many; the token numbers of the largest request for embeddings are fewer.
 MAX_VALUES = 400_000
 
+#: Of a path that a refusal names.
+_PATH_CHARACTERS = 128
+
 #: What a raw field is when it was not there; to be compared by identity.
 ABSENT = msgspec.Raw()
 
@@ -33,6 +35,8 @@ _EXPECTED_AT = re.compile(r"(?s)(.*) - at `(?:key in )?\$\.?(.*)`$")
 
 #: One that is never closed goes to the end: to look for it anew from each of its quotes would take for ever.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_NAME_ENDS = re.compile(rb'"[ \t\n\r]*:')
+_ESCAPED = re.compile(rb'\\"[ \t\n\r]*:')
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _any = msgspec.json.Decoder()
 _encode = msgspec.json.Encoder().encode
@@ -47,16 +51,14 @@ class Wire(msgspec.Struct, kw_only=True, gc=False):
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """
     The top-level fields of a JSON object, byte for byte. Raises `MalformedRequest` for what is no object in UTF-8, is
-    nested too deep or holds too many values, holds a NUL, or gives a top-level field twice.
+    nested too deep or holds too many values, holds a NUL, or gives a member of an object twice.
     """
     refuse_flood(body)
     content = _decoded(body)
     if not isinstance(content, dict):
         raise MalformedRequest("", "a JSON object is needed")
-    _refuse_depth(content)
-    fields = _fields.decode(body)
-    _refuse_duplicates(body, fields)
-    return fields
+    _refuse_duplicates(body, _members_of(content))
+    return _fields.decode(body)
 
 
 def refuse_flood(body: bytes, most: int = MAX_VALUES) -> None:
@@ -79,27 +81,33 @@ def _decoded(body: bytes) -> Any:
     except RecursionError as error:
         raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep") from error
     if b"\\u0000" in body:
-        _refuse_nul(content)
+        refuse_nul(content)
     return content
 
 
-def _refuse_depth(content: Any) -> None:
-    """The decoder gives up on deep nesting by itself; this draws a line that does not move with its stack."""
+def _members_of(content: Any) -> int:
+    """
+    How many members all objects in it have. The decoder gives up on deep nesting by itself; this draws a line that does
+    not move with its stack.
+    """
+    members = 0
     level = [content]
     for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for value in level
-            for inner in (value.values() if type(value) is dict else value)
-            if type(inner) is dict or type(inner) is list
-        ]
-        if not level:
-            return
+        inner = []
+        for value in level:
+            if type(value) is dict:
+                members += len(value)
+                inner += [one for one in value.values() if type(one) is dict or type(one) is list]
+            else:
+                inner += [one for one in value if type(one) is dict or type(one) is list]
+        if not inner:
+            return members
+        level = inner
     raise MalformedRequest("", f"the JSON is nested more than {MAX_DEPTH} deep")
 
 
-def _refuse_nul(content: Any) -> None:
-    """PostgreSQL stores no NUL, and no model reads one."""
+def refuse_nul(content: Any) -> None:
+    """Raises `MalformedRequest`: PostgreSQL stores no NUL, and no model reads one."""
     left: list[tuple[str, Any]] = [("", content)]
     while left:
         path, value = left.pop()
@@ -114,28 +122,49 @@ def _refuse_nul(content: Any) -> None:
             left.extend((f"{path}.{key}" if path else key, inner) for key, inner in value.items())
 
 
-def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+def _refuse_duplicates(body: bytes, members: int) -> None:
     """
-    A top-level field given twice is refused: which one counts would depend on who reads it. The fields' own bytes add
-    up to the body's length in both usual ways of writing JSON; only another body is read again, by a parser that
-    shows every pair.
+    A member given twice is refused, at any depth: which one counts would depend on who reads it. The decoder keeps one
+    of them, so that the text has more than the `members` of what was decoded; only such a body is read again, by a
+    parser that shows every pair.
     """
-    count = len(fields)
-    inner = sum(len(bytes(raw)) for raw in fields.values()) + sum(len(_encode(name)) for name in fields)
-    compact = inner + 2 * count + 1
-    if len(body) in {compact, compact + 2 * count - 1}:
-        return
-    pairs: list[tuple[str, Any]] = []
+    if _written(body) != members and (twice := _twice(body)) is not None:
+        raise MalformedRequest(twice, "is given twice")
 
-    def keep(found: list[tuple[str, Any]]) -> None:
-        pairs[:] = found
 
-    json.loads(body, object_pairs_hook=keep)
-    seen: set[str] = set()
-    for name, _ in pairs:
-        if name in seen:
-            raise MalformedRequest(name[:64], "is given twice")
-        seen.add(name)
+def _written(body: bytes) -> int:
+    """
+    How many members stand in a text, or more. A quote before a colon ends a name, but for one that is escaped in a
+    string, or begins it.
+    """
+    if b"\\" not in body:
+        return len(_NAME_ENDS.findall(body))
+    if b'\\\\"' in body:
+        # A name may end with a backslash: what is escaped is seen only from the beginning of a string.
+        return _STRING.sub(b"", body).count(b":")
+    return len(_NAME_ENDS.findall(body)) - len(_ESCAPED.findall(body))
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object, with all of its members."""
+
+
+def _twice(body: bytes) -> str | None:
+    """The path of the first member that is there twice."""
+    left: list[tuple[str, Any]] = [("", json.loads(body, object_pairs_hook=_Pairs))]
+    for path, value in left:
+        if not isinstance(value, _Pairs):
+            left += [(f"{path}[{place}]", one) for place, one in enumerate(value) if isinstance(one, list)]
+            continue
+        seen: set[str] = set()
+        for name, one in value:
+            at = f"{path}.{name}" if path else name
+            if name in seen:
+                return at[:_PATH_CHARACTERS]
+            seen.add(name)
+            if isinstance(one, list):
+                left.append((at, one))
+    return None
 
 
 def typed(body: bytes | msgspec.Raw, kind: type[T], path: str) -> T:

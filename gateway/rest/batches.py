@@ -233,8 +233,6 @@ def _new(asked: BatchRequest) -> NewBatch:
     expiry = asked.output_expires_after
     if expiry is not None and expiry.anchor != "created_at":
         raise InvalidRequest("must be created_at", param="output_expires_after.anchor")
-    if any("\0" in text for pair in (asked.metadata or {}).items() for text in pair):
-        raise InvalidRequest("must not contain NUL", param="metadata")
     file_id = id_of(asked.input_file_id, "file-")
     return NewBatch(
         batch_id=new_submission_id(),

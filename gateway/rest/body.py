@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from adapters.body import refuse_nul
+from adapters.errors import MalformedRequest
 from gateway.errors import Code, InvalidRequest, not_json
 
 _T = TypeVar("_T")
@@ -39,6 +41,16 @@ def decode(body: bytes, kind: type[_T], *, at: str = "") -> _T:
         raise _refusal(error, at) from error
     unique_members(body, at=at)
     return value
+
+
+def storable(body: bytes) -> None:
+    """Raises InvalidRequest with the path where the text of a JSON document has a NUL: PostgreSQL stores none."""
+    if b"\\u0000" not in body:
+        return
+    try:
+        refuse_nul(msgspec.json.decode(body))
+    except MalformedRequest as error:
+        raise InvalidRequest(error.reason, param=error.path or None) from error
 
 
 def decode_exact(raw: bytes | msgspec.Raw) -> object:

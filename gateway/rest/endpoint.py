@@ -22,7 +22,7 @@ from aiohttp import web
 from gateway.call import Caller, Scope
 from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest.apis import Api
-from gateway.rest.body import decode
+from gateway.rest.body import decode, storable
 from gateway.rest.operation import UNTOLD, Operation
 from metering.cost import decimal_string
 
@@ -167,7 +167,13 @@ class Exchange:
 
     async def json(self, kind: type[_T]) -> _T:
         """The body as one JSON document of this type. Every fault is an InvalidRequest with the path of the field."""
-        return await self.parsed(lambda body: decode(body, kind))
+
+        def parse(body: bytes) -> _T:
+            value = decode(body, kind)
+            storable(body)
+            return value
+
+        return await self.parsed(parse)
 
     async def parsed(self, parse: Callable[[bytes], _T]) -> _T:
         """What `parse` makes of the body, which is JSON; a large one is parsed in a thread."""

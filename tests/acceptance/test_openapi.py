@@ -8,6 +8,7 @@ type, its body and its headers must be in it, and a body of ours may have nothin
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import time
@@ -180,6 +181,7 @@ async def test_the_document_is_true_of_a_running_gateway(database_url: str, tmp_
             await the_keys(held)
             await the_rest(held)
             await refusals(held)
+            await poison(held)
             unseen = [
                 (method, path)
                 for method, path, _ in held.operations
@@ -399,3 +401,70 @@ async def of_the_body(held: Held, method: str, path: str, at: dict[str, str], op
     for name in kind.get("required", ()):
         refused = await held(method, path, at, json={key: value for key, value in example.items() if key != name})
         assert refused.status_code == 400, (path, name)
+
+
+# ------------------------------------------------------------------ what should never have been sent
+
+#: No JSON that means one thing: refused everywhere, by its code.
+NEVER = {
+    "a number that is none": b"NaN",
+    "a number without end": b"1e400",
+    "half of a pair": rb'"\ud800"',
+    "no UTF-8": b'"\xff"',
+    "too deep": b"[" * 5000 + b"]" * 5000,
+    "two of one name": b'{"a": 1, "a": 2}',
+}
+#: PostgreSQL has no such text: refused everywhere, by the field.
+NUL = (rb'"\u0000"', rb'"a\u0000b"', rb'{"a\u0000": "a"}')
+#: Taken by some and refused by others.
+ODD = (
+    b"1" * 400,
+    b"-1",
+    b"1e308",
+    rb'"\u202e"',
+    b'"' + b"x" * 70_000 + b'"',
+    b"[[[[]]]]",
+    b"{}",
+)
+IN_URLS = ("%00", "%ff", "%ed%a0%80", "x" * 4000, "%", "%zz", "a%2fb", "%F0%9F%92%A9", "'", "\\")
+
+
+async def poison(held: Held) -> None:
+    """In each field, parameter and segment that is described: it is refused, or taken, and breaks nothing."""
+    for method, path, operation in held.operations:
+        if JSON in operation.get("requestBody", {"content": {}})["content"]:
+            await poison_in_the_body(held, method, path, operation)
+        at = held.parameters(operation, "path")
+        for bad in IN_URLS:
+            for name in at:
+                # It may be another path then, or none.
+                answer = await held.client.request(method, path.format(**dict.fromkeys(at, "x") | {name: bad}))
+                assert 400 <= answer.status_code < 500, (method, path, bad, answer.text)
+                assert answer.json()["error"]["code"] == answer.headers["x-tollbridge-code"], (method, path, bad)
+            for name in held.parameters(operation, "query"):
+                if method != "DELETE":
+                    url = f"{path.format(**dict.fromkeys(at, 'x'))}?{name}={bad}"
+                    answer = await held.client.request(method, url)
+                    assert answer.status_code < 500, (url, answer.text)
+                    held.check(operation, answer, url)
+
+
+async def poison_in_the_body(held: Held, method: str, path: str, operation: dict[str, Any]) -> None:
+    never, nul, odd = itertools.cycle(NEVER.values()), itertools.cycle(NUL), itertools.cycle(ODD)
+    content = operation["requestBody"]["content"][JSON]
+    schema = content["schema"].get("anyOf", [content["schema"]])[0]
+    at = dict.fromkeys(held.parameters(operation, "path"), "x")
+    if "key_id" in at:
+        at = {"key_id": (await held("GET", "/v1/keys")).json()["data"][-1]["id"]}
+    for name in held.found(schema)["properties"]:
+        rest = json.dumps({key: value for key, value in content["example"].items() if key != name})[1:-1].encode()
+        # Each field gets one of each kind; over all fields all of them come.
+        for bad in (next(never), next(nul), next(odd)):
+            body = b'{"%s": %s%s}' % (name.encode(), bad, b", " + rest if rest else b"")
+            answer = await held(method, path, at, content=body, headers={"content-type": JSON})
+            assert answer.status_code < 500, (path, name, bad[:50], answer.text)
+            if bad in NEVER.values() or bad in NUL:
+                assert answer.status_code == 400, (path, name, bad[:50], answer.text)
+                said = answer.json()["error"]
+                assert said["code"], (path, name, bad[:50], answer.text)
+                assert bad not in NUL or said["param"].startswith(name), (path, name, answer.text)

@@ -38,8 +38,11 @@ CLIENTS = {
     "llm": ("frameworks", "with_llm.py"),
     "instructor": ("instructor", "with_instructor.py"),
     "ai-sdk": ("ai-sdk", "ai-sdk/with_ai_sdk.mjs"),
+    "schemathesis": ("schemathesis", "with_schemathesis.py"),
 }
 ALONE = ("openai", "anthropic", "grpc-requests")
+#: It asks for as much as it can, so that the others would wait: it comes when they have ended.
+LAST = ("schemathesis",)
 #: The oldest major version of Node that the packages of `ai-sdk` take.
 NODE = 18
 SKIPPED = -1
@@ -51,7 +54,7 @@ SILENCE = {
     "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "OTEL_SDK_DISABLED": "true",
 }
-#: Of one client, for all it does.
+#: Of one client, for all it does. `seconds=600` among the words gives it so much more.
 PATIENCE_S = 300
 HOOK_SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
@@ -128,6 +131,19 @@ price = {{ input = "0.02", output = "0" }}
 providers = [{{ provider = "chat", model = "sim-late" }}]
 price = {{ input = "0.15", output = "0.60" }}
 
+# Those of the examples in the published document.
+[models."gpt-4o"]
+providers = [{{ provider = "chat", model = "sim-fast" }}]
+price = {{ input = "0.15", output = "0.60" }}
+
+[models."claude-sonnet"]
+providers = [{{ provider = "messages", model = "sim-fast" }}]
+price = {{ input = "3", output = "15" }}
+
+[models."text-embedding-3-small"]
+providers = [{{ provider = "chat", model = "sim-embed" }}]
+price = {{ input = "0.02", output = "0" }}
+
 # It has said something when its connection is cut.
 [models.cut]
 providers = [{{ provider = "chat", model = "sim-fast?die=rst&die_after=4" }}]
@@ -175,6 +191,7 @@ async def scenarios(client: str, words: list[str], environ: dict[str, str], data
         command = ["node", str(home / Path(script).name)]
     else:
         command = [str(home / "bin/python"), "-m", f"tests.clients.{script.removesuffix('.py')}"]
+    patience_s = PATIENCE_S + sum(int(word.partition("=")[2]) for word in words if word.startswith("seconds="))
     process = await asyncio.create_subprocess_exec(
         *command,
         *words,
@@ -186,14 +203,14 @@ async def scenarios(client: str, words: list[str], environ: dict[str, str], data
     assert process.stdout is not None
     said = bytearray()
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(patience_s):
             while more := await process.stdout.read(65536):
                 said += more
             return Result(await process.wait(), said.decode())
     except TimeoutError:
         process.kill()
         await process.wait()
-        return Result(1, f"{said.decode()}{client} took longer than {PATIENCE_S} s\n")
+        return Result(1, f"{said.decode()}{client} took longer than {patience_s} s\n")
 
 
 async def beside(gateway: str, clients: list[str], words: list[str], *, at_once: bool) -> list[int]:
@@ -229,6 +246,10 @@ async def beside(gateway: str, clients: list[str], words: list[str], *, at_once:
                 return result.status
 
         statuses = await asyncio.gather(*map(one, clients))
+        # Whatever a client made of it: a fault of the gateway's own is none of the answers that it may give.
+        if faults := process.lines("gateway.request_fault"):
+            print(*faults, sep="\n")
+            statuses.append(1)
         if any(map(failing, statuses)):
             print(process.log.read_text()[-3000:])
         return statuses
@@ -241,13 +262,16 @@ def failing(status: int) -> bool:
 async def run(names: list[str], words: list[str]) -> int:
     print(f"{'client':<14} {'version':<15} {'result':<12} scenario", flush=True)
     alone = [name for name in names if name in ALONE]
-    others = [name for name in names if name not in ALONE]
+    last = [name for name in names if name in LAST]
+    others = [name for name in names if name not in (*ALONE, *LAST)]
     sides = []
     if alone:
         sides.append(beside(IMPATIENT, alone, words, at_once=False))
     if others:
         sides.append(beside("", others, words, at_once=True))
     statuses = [status for side in await asyncio.gather(*sides) for status in side]
+    if last:
+        statuses += await beside(IMPATIENT, last, words, at_once=False)
     failed = sum(map(failing, statuses))
     if failed:
         print(f"{failed} of {len(names)} clients failed")

@@ -717,6 +717,7 @@ async def test_an_answer_that_breaks_half_way_does_not_pass_for_a_whole_one(worl
         b'{"name": "a", "name": "b"}',
         b'{"nmae": "a"}',
         b'{"name": "\\ud800"}',
+        b'{"name": "a\\u0000b"}',
         b'{"rest": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b"\xff",
         b"[]",

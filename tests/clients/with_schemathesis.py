@@ -1,0 +1,54 @@
+"""
+Schemathesis against the published document of a running gateway: `make test-clients`, ARGS="schemathesis".
+
+It makes requests of the document, good ones and bad ones (wrong types, bounds, methods, keys, encodings), and holds
+each answer against it. `seconds=600` goes on for longer, `seed=7` takes other examples; a failure prints the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from tests.clients.running import KEY, URL, main, scenario
+
+HERE = Path(__file__).parent
+ASKED = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+#: Of a run that says nothing else.
+SECONDS, SEED = int(ASKED.get("seconds", "40")), ASKED.get("seed", "1")
+
+
+def keys_there_are() -> str:
+    """Their ids. One of them is the key that asks; if that were revoked, nothing else would be tried."""
+    asked = urllib.request.Request(f"{URL}/v1/keys", headers={"authorization": f"Bearer {KEY}"})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        return ",".join(key["id"] for key in json.load(answer)["data"])
+
+
+@scenario
+def every_answer_is_in_the_published_document() -> None:
+    command = [
+        str(Path(sys.executable).with_name("schemathesis")),
+        *("--config-file", str(HERE / "schemathesis.toml"), "run", f"{URL}/openapi.json", "--no-color"),
+        *("--header", f"Authorization: Bearer {KEY}", "--workers", "2", "--output-sanitize", "false"),
+        *("--seed", SEED, "--max-time", str(SECONDS), "--max-examples", str(max(5, SECONDS))),
+    ]
+    if "report" in ASKED:
+        command += ["--report-ndjson-path", ASKED["report"]]
+    environ = {**os.environ, "CLIENTS_KEYS": keys_there_are()}
+    # The time is a wish: an example in hand is brought to its end.
+    run = subprocess.run(command, env=environ, check=False, timeout=SECONDS + 200, capture_output=True, text=True)
+    if "report" in ASKED:
+        print(run.stdout)
+    assert run.returncode == 0, run.stdout + run.stderr
+    # A run in which nothing could be asked would hold, too.
+    assert " generated" in run.stdout, run.stdout
+
+
+if __name__ == "__main__":
+    sys.argv[1:] = [word for word in sys.argv[1:] if "=" not in word]
+    main("schemathesis")
