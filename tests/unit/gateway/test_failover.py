@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from adapters.chat import ChatRequest, Message, Role, Text
 from adapters.contract import Endpoint
-from admission.lease import Refusal, RefusalReason, new_id
+from admission.lease import KeyLimit, Refusal, RefusalReason, new_id
 from gateway.call import Call, Caller, Options
 from gateway.errors import AdmissionRefused, Code, GatewayError
 from gateway.failover import Run
@@ -25,6 +26,18 @@ from gateway.rpc import status as rpc_status
 GROUP = "https://api.example:443"
 
 
+#: Whose key has a limit in the way is told which.
+LIMITS = {
+    "key_limit": KeyLimit(name="requests_per_minute", most=Decimal(60)),
+    **dict.fromkeys(
+        ("budget_exceeded", "budget_reserved"),
+        KeyLimit(
+            name="budget_day_usd", most=Decimal(5), spent=Decimal("4.50"), reserved=Decimal(1), wanted=Decimal("0.40")
+        ),
+    ),
+}
+
+
 def refusal(reason: str, retry_after_s: float | None = None, position: int | None = None) -> Refusal:
     """A refusal by its name: not every version of admission gives every one."""
     named = cast("RefusalReason", SimpleNamespace(value=reason))
@@ -33,6 +46,7 @@ def refusal(reason: str, retry_after_s: float | None = None, position: int | Non
         group=GROUP,
         retry_after_s=retry_after_s,
         position=position,
+        key_limit=LIMITS.get(reason),
     )
 
 
@@ -78,6 +92,9 @@ TABLE = [
     ("cooldown", 503, grpc.StatusCode.UNAVAILABLE, True),
     ("control_store_unavailable", 503, grpc.StatusCode.UNAVAILABLE, True),
     ("provider_unavailable", 503, grpc.StatusCode.UNAVAILABLE, True),
+    ("key_limit", 429, grpc.StatusCode.RESOURCE_EXHAUSTED, True),
+    ("budget_exceeded", 429, grpc.StatusCode.RESOURCE_EXHAUSTED, True),
+    ("budget_reserved", 429, grpc.StatusCode.RESOURCE_EXHAUSTED, True),
     ("duplicate_debit", 409, grpc.StatusCode.ALREADY_EXISTS, False),
     ("owner_fence", 409, grpc.StatusCode.FAILED_PRECONDITION, False),
     ("too_large", 400, grpc.StatusCode.INVALID_ARGUMENT, False),
@@ -111,7 +128,9 @@ async def test_a_store_that_was_replaced_is_told_apart_from_one_that_does_not_an
         assert "nothing was dispatched" in error.message
 
 
-@pytest.mark.parametrize("reason", ["deadline_exceeded", "control_store_unavailable", "duplicate_debit", "owner_fence"])
+@pytest.mark.parametrize(
+    "reason", ["deadline_exceeded", "control_store_unavailable", "duplicate_debit", "owner_fence", "key_limit"]
+)
 async def test_what_no_other_route_could_do_better_is_told_at_once(reason):
     with pytest.raises(AdmissionRefused):
         run().refused(refusal(reason))
@@ -120,6 +139,18 @@ async def test_what_no_other_route_could_do_better_is_told_at_once(reason):
 @pytest.mark.parametrize("reason", ["queue_full", "queue_timeout", "cooldown", "provider_unavailable", "too_large"])
 async def test_what_another_route_may_do_better_is_left_to_it(reason):
     run().refused(refusal(reason))
+
+
+async def test_a_budget_that_does_not_suffice_for_a_route_leaves_the_request_to_a_cheaper_one():
+    error = await told(run(), refusal("queue_full", 3.0), refusal("budget_exceeded", 40_000.0))
+    assert (error.code, error.retry_after_s) == (Code.QUEUE_FULL, 3.0)
+    assert error.groups == (GROUP,)
+    error = await told(run(), refusal("budget_exceeded", 40_000.0), refusal("budget_reserved", 1.0))
+    assert (error.code, error.retry_after_s) == (Code.BUDGET_RESERVED, 1.0)
+    error = await told(run(), refusal("budget_exceeded", 40_000.0))
+    assert (error.code, error.retry_after_s, error.groups) == (Code.BUDGET_EXCEEDED, 40_000.0, ())
+    for said in ("budget_day_usd is 5", "4.5 is spent", "1 is reserved", "0.4", "midnight"):
+        assert said in error.message
 
 
 async def test_of_several_routes_without_a_slot_the_soonest_says_when_to_come_back():
