@@ -5,10 +5,13 @@ where
     batch.status in ('validating', 'finalizing', 'cancelling')
     or (
         batch.status = 'in_progress'
-        and not exists (
-            select from content.job
+        -- Looked up one by one: as `not exists` it may become a join that reads every open job of all batches.
+        and (
+            select true
+            from content.job
             where
                 job.submission_id = batch.batch_id and job.file_id is not null and job.status in ('queued', 'running')
-        )
+            limit 1
+        ) is null
     )
 order by batch.batch_id
