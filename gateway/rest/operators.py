@@ -82,7 +82,7 @@ _SessionId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SESSION_ID
 
 
 class _UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    #: Either name will do.
+    #: By either name.
     session_id: _SessionId | None = None
     session: _SessionId | None = None
     #: None: today in the declared zone.
@@ -162,7 +162,9 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
 
     async def read_usage(exchange: Exchange) -> web.StreamResponse:
         query = exchange.query(("session_id", "session", "day"))
-        # Either the field's name or the answer's: both are what people type.
+        # Either the field's name or the answer's: both are what people type. Of two, one would be ignored.
+        if {"session_id", "session"} <= query.keys():
+            raise InvalidRequest("is session_id by another name: give one of them", param="session")
         session_id = query.get("session_id", query.get("session"))
         if session_id is not None and not 1 <= len(session_id) <= MAX_SESSION_ID:
             raise InvalidRequest(f"must have 1 to {MAX_SESSION_ID} characters", param="session_id")

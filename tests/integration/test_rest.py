@@ -565,6 +565,8 @@ async def test_usage_is_the_keys_own_unless_it_may_see_all_and_money_is_text(wor
     assert body["day"]["charged_usd"] == "0.0000001"
     assert body["total"]["charged_usd"] == "12.5"
     await world.ask("GET", "/v1/usage")
+    status, body, _ = await world.ask("GET", "/v1/usage?session_id=a&session=")
+    assert (status, body["error"]["param"]) == (400, "session")
     own = await world.authenticator.authenticate(world.secrets["usage:read"])
     assert world.usage.asked == [("s 1", date(2026, 2, 28), own.key_id), (None, None, None)]
 
