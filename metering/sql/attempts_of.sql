@@ -12,5 +12,5 @@ union all
 select t.ticket_id, t.attempt, 'open', t.group_id, t.granted_at, t.day, t.intent
   from control.ticket t
  where t.key_id = $1 and t.debit_id = $2 and t.state in ('active', 'quarantined')
-   and not exists (select from control.attempt a where a.ticket_id = t.ticket_id)
+   and (select true from control.attempt a where a.ticket_id = t.ticket_id) is null
  order by attempt

@@ -3,4 +3,4 @@ select a.ticket_id, a.state from control.attempt a where a.ticket_id = any ($1::
 union all
 select t.ticket_id, 'open' from control.ticket t
  where t.ticket_id = any ($1::uuid[]) and t.state in ('active', 'quarantined')
-   and not exists (select from control.attempt a where a.ticket_id = t.ticket_id)
+   and (select true from control.attempt a where a.ticket_id = t.ticket_id) is null
