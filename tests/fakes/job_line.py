@@ -81,6 +81,8 @@ class FakeLine:
         self.refused = 0
         #: Models that are refused for an hour, and the groups that refuse them.
         self.cooling: dict[str, tuple[str, ...]] = {}
+        #: Keys that have as much at work as they may.
+        self.at_their_limit: set[uuid.UUID] = set()
         #: Called with the debit between the stored answer and the settlement, and after the latter.
         self.pause_before_settlement: asyncio.Event | None = None
 
@@ -117,6 +119,9 @@ class FakeLine:
                 settlement="settled",
             )
             raise AdmissionRefused("the queue is full", code=Code.QUEUE_FULL, groups=("full",), outcome=nothing)
+        if call.caller.key_id in self.at_their_limit:
+            self.refused += 1
+            raise AdmissionRefused("this API key has a limit", code=Code.KEY_LIMIT, retry_after_s=1.0)
         if (cooling := self.cooling.get(call.model)) is not None:
             self.refused += 1
             raise AdmissionRefused(

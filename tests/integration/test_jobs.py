@@ -253,6 +253,27 @@ async def test_a_model_that_is_full_does_not_stand_before_the_others(world: Worl
         assert world.line.refused < 100
 
 
+async def test_a_key_at_its_limit_does_not_stand_before_the_others(world: World) -> None:
+    world.line.at_their_limit = {world.key_id}
+    jobs = [await world.one() for _ in range(60)]
+    places = [(await world.row(job_id))["not_before"] for job_id in jobs]
+    limited, world.key_id = world.key_id, new_id()
+    other = await world.one()
+    async with world.runner(concurrency=4):
+        (row,) = await world.ended(other)
+        assert row["status"] == "succeeded"
+        assert world.line.refused < 60
+        # They wait with their place, and none is taken for poison.
+        waiting = [await world.row(job_id) for job_id in jobs]
+        assert {row["status"] for row in waiting} <= {"queued", "running"}
+        assert {row["wait_reason"] for row in waiting} <= {None, "key_limit"}
+        assert [row["not_before"] for row in waiting] == places
+        world.line.at_their_limit.discard(limited)
+        rows = await world.ended(*jobs)
+    assert {row["status"] for row in rows} == {"succeeded"}
+    assert {row["runs"] for row in rows} == {0}
+
+
 async def test_a_group_that_was_reset_makes_its_jobs_due_in_every_process_and_no_others(world: World) -> None:
     world.line.cooling = {"limited": ("g", "h"), "other": ("i",)}
     limited = [await world.one(model="limited", deadline_s=HOUR * 2) for _ in range(3)]
