@@ -34,6 +34,8 @@ def test_a_document_is_read_into_its_type():
         b"\xff\xfe{\x00}\x00",
         b'\xef\xbb\xbf{"name": "x"}',
         b'{"name": "\xff"}',
+        b'{"rest": "\xff"}',
+        b'{"rest": "\xed\xa0\x80"}',
         b'{"name": "\\ud800"}',
         b'{"weight": NaN}',
         b'{"weight": Infinity}',
