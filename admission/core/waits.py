@@ -64,7 +64,8 @@ def expected_ms(w: Work, ticket: Ticket, occupancy: Occupancy, reason: str, unti
             until = w.closed_until
         case _:
             pass
-    found = (_slot_in_ms(w, occupancy, len(before)), None if until is None else to_ms(until - w.now))
+    # A cooldown that is over, and that nobody has acted on yet, ends now.
+    found = (_slot_in_ms(w, occupancy, len(before)), None if until is None else max(to_ms(until - w.now), 0))
     return max((ms for ms in found if ms is not None), default=None)
 
 
