@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from adapters.chat import ChatRequest, Message, Opaque, ResponseFormat, Text
+from adapters import signatures
+from adapters.chat import ChatRequest, Message, Opaque, Reasoning, ResponseFormat, Text
 from adapters.contract import EmbeddingCall, Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import RequestNotExpressible
 from adapters.paths import Words, existing
@@ -139,6 +140,25 @@ class Sending:
             self.drop(f"{path}.is_error")
             return message
         return failure_told(message)
+
+    def thoughts(
+        self, message: Message, path: str, *, signed: bool = False, unsigned: bool = False
+    ) -> list[tuple[int, Reasoning]]:
+        """
+        What the model thought, by its number, as far as this provider takes it back: `signed` what a provider of its
+        protocol signed, `unsigned` the text of any. The rest is dropped: nobody but its own provider misses it.
+        """
+        kept = []
+        for j, thought in enumerate(message.reasoning):
+            own = thought.signature is not None and not signatures.is_foreign(self.protocol, thought.signature)
+            if self.omits("messages.reasoning") or not ((signed and own) or (unsigned and thought.text)):
+                self.drop(f"{path}.reasoning[{j}]")
+            elif thought.signature is None or (signed and own):
+                kept.append((j, thought))
+            else:
+                self.drop(f"{path}.reasoning[{j}].signature")
+                kept.append((j, Reasoning(text=thought.text)))
+        return kept
 
     def described_schema(self, wanted: ResponseFormat) -> msgspec.Raw | None:
         """As the function."""

@@ -313,11 +313,9 @@ class _Writer:
             if part.cache is not None:
                 self._sending.refuse(f"{path}.content[{j}].cache", "has no cache boundaries", "messages.cache")
             texts.append(part.text)
-        for setting, asked in (
-            ("name", message.name),
-            ("is_error", message.is_error),
-            ("reasoning", message.reasoning),
-        ):
+        # There is no word for what was thought, either.
+        self._sending.thoughts(message, path)
+        for setting, asked in (("name", message.name), ("is_error", message.is_error)):
             if asked:
                 self._sending.refuse(f"{path}.{setting}", "has no word for it", f"messages.{setting}")
         # There is one word for whoever sets the rules.

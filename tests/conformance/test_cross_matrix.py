@@ -20,7 +20,7 @@ from adapters.contract import AnswerHead, Endpoint, UpstreamCall
 from adapters.protocols import PROTOCOLS
 from tests.fakes import simulated as fakes
 from tests.fakes.answers import gathered, gathered_response, parsed
-from tests.fakes.conversations import BODIES
+from tests.fakes.conversations import ASKED, BODIES, RESULT
 from tests.fakes.simulated import SimulatedProvider
 
 simulator = fakes.simulator
@@ -123,6 +123,109 @@ async def test_whoever_asks_and_whoever_answers_the_answer_is_the_same(
     again, error = parsed(protocol.new_parser(call.endpoint, {}), stream)
     assert error is None
     assert _meaning(gathered(again)) == expected
+
+
+# ------------------------------------------------------------------ from one provider to another
+
+#: Whose models sign what they think, or the calls they make.
+SIGNING = ("anthropic_messages", "responses", "gemini")
+#: Whose callers are given signatures, and how they ask for them.
+CARRYING: dict[str, dict[str, Any]] = {
+    "chat_completions": {},
+    "anthropic_messages": {},
+    "responses": {"include": ["reasoning.encrypted_content"]},
+    "gemini": {},
+}
+
+
+def _thinking(call: UpstreamCall) -> UpstreamCall:
+    effort = {"reasoning": "effort"} if call.endpoint.protocol == "responses" else {}
+    endpoint = msgspec.structs.replace(call.endpoint, **effort)
+    return msgspec.structs.replace(call, endpoint=endpoint, model="sim-reasoning")
+
+
+def _gone_on(caller: str, answered: bytes) -> ChatRequest:
+    """What a client sends next: its question, the answer as it was told, and the result of the call in it."""
+    body = {**BODIES["tool_forced"][caller], **CARRYING[caller]}
+    answer = msgspec.json.decode(answered)
+    match caller:
+        case "chat_completions":
+            said = answer["choices"][0]["message"]
+            result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": RESULT}
+            body["messages"] = [*body["messages"], said, result]
+        case "responses":
+            (called,) = [item["call_id"] for item in answer["output"] if item["type"] == "function_call"]
+            result = {"type": "function_call_output", "call_id": called, "output": RESULT}
+            body["input"] = [{"role": "user", "content": ASKED}, *answer["output"], result]
+        case "anthropic_messages":
+            (called,) = [block["id"] for block in answer["content"] if block["type"] == "tool_use"]
+            result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": called, "content": RESULT}]}
+            body["messages"] = [*body["messages"], {"role": "assistant", "content": answer["content"]}, result]
+        case _:
+            said = answer["candidates"][0]["content"]
+            (called,) = [part["functionCall"] for part in said["parts"] if "functionCall" in part]
+            told = {"name": called["name"], "response": {"output": RESULT}}
+            told |= {"id": called["id"]} if "id" in called else {}
+            body["contents"] = [*body["contents"], said, {"role": "user", "parts": [{"functionResponse": told}]}]
+    for name in ("tool_choice", "toolConfig"):
+        body.pop(name, None)
+    return PROTOCOLS[caller].parse_request(msgspec.json.encode(body))
+
+
+def _signatures(answer: ChatResponse) -> list[str]:
+    """Without the mark that says whose they are."""
+    (choice,) = answer.choices
+    signed = [thought.signature for thought in choice.reasoning] + [call.signature for call in choice.tool_calls]
+    return [signature.rpartition(":")[2] for signature in signed if signature is not None]
+
+
+# In the simulated provider's Gemini only calls are signed, for which Anthropic's format has no place. Nothing but a
+# provider of Gemini's models signs calls, and a caller of Chat Completions sends that natively.
+
+
+@pytest.mark.parametrize("first", SIGNING)
+@pytest.mark.parametrize("caller", CARRYING)
+async def test_what_one_provider_signed_goes_back_to_it_and_to_no_other(ask: Ask, caller: str, first: str) -> None:
+    body = {**BODIES["tool_forced"][caller], **CARRYING[caller]}
+    request = PROTOCOLS[caller].parse_request(msgspec.json.encode(body))
+    call = _thinking(ask.call("tool_forced", first, request))
+    answer = await ask.whole(call)
+    signed = _signatures(answer)
+    assert signed
+    for native in (True, False):
+        told = answer if native else msgspec.structs.replace(answer, native=None)
+        again = _gone_on(caller, PROTOCOLS[caller].render_response(told))
+        for second in PROTOCOLS:
+            call = _thinking(ask.call("tool_answered", second, again))
+            sent = PROTOCOLS[second].render_request(call, stream=False)
+            # The simulated provider refuses what another one signed.
+            assert RESULT in (await ask.whole(call)).choices[0].text, (caller, first, second)
+            if (caller, first) == ("anthropic_messages", "gemini"):
+                continue
+            if first == second:
+                assert all(signature.encode() in sent.body for signature in signed)
+                assert sent.dropped == ()
+            elif (caller, first, second) != ("chat_completions", "gemini", "chat_completions"):
+                assert not any(signature.encode() in sent.body for signature in signed), (caller, first, second)
+                assert sent.dropped, (caller, first, second)
+
+
+@pytest.mark.parametrize("first", SIGNING)
+@pytest.mark.parametrize("caller", CARRYING)
+async def test_a_stream_tells_the_same_signatures_as_a_whole_answer(ask: Ask, caller: str, first: str) -> None:
+    body = {**BODIES["tool_forced"][caller], **CARRYING[caller]}
+    call = _thinking(ask.call("tool_forced", first, PROTOCOLS[caller].parse_request(msgspec.json.encode(body))))
+    renderer = PROTOCOLS[caller].new_renderer(AnswerHead(id="x1", model="m", created=1767225600))
+    stream = [renderer.feed([event]) for event in await ask.streamed(call)]
+    again, error = parsed(PROTOCOLS[caller].new_parser(call.endpoint, {}), stream)
+    assert error is None
+    whole = msgspec.structs.replace(await ask.whole(call), native=None)
+    rendered = PROTOCOLS[caller].parse_response(200, {}, PROTOCOLS[caller].render_response(whole))
+    said, expected = gathered(again)["choices"]["0"], gathered_response(rendered)["choices"]["0"]
+    assert [block["signature"] for block in said.get("blocks", [])] == [
+        block["signature"] for block in expected.get("blocks", [])
+    ]
+    assert [c.get("signature") for c in said["tool_calls"]] == [c.get("signature") for c in expected["tool_calls"]]
 
 
 async def test_the_matrix_leaves_no_protocol_out() -> None:

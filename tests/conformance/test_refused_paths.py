@@ -467,14 +467,12 @@ NAMED = [
     ("anthropic_messages", "cache", "chat_completions", "messages[1].content[1].cache_control"),
     ("anthropic_messages", "user", "gemini", "metadata.user_id"),
     ("anthropic_messages", "failed result", "chat_completions", "messages[2].content[1].content[0].cache_control"),
-    ("anthropic_messages", "unsigned back", "workers_ai", "messages[1].content[0]"),
     ("anthropic_messages", "parallel", "gemini", "tool_choice.disable_parallel_tool_use"),
     ("anthropic_messages", "cached call", "responses", "messages[1].content[0].cache_control"),
     ("responses", "cache", "chat_completions", "input[1].content[1].prompt_cache_breakpoint"),
     ("responses", "schema", "gemini", "text.format.schema"),
     ("responses", "bad arguments", "anthropic_messages", "input[2].arguments"),
     ("responses", "result with an image", "chat_completions", "input[2].output[0]"),
-    ("responses", "reasoning back", "anthropic_messages", "input[1]"),
     ("responses", "verbosity", "gemini", "text.verbosity"),
     ("gemini", "other spelling", "responses", "generation_config.top_k"),
     ("gemini", "candidateCount", "anthropic_messages", "generationConfig.candidateCount"),
@@ -534,6 +532,21 @@ def _refused(caller: str, provider: str, *, drops: frozenset[str]) -> dict[str, 
         except RequestNotExpressible as error:
             found[asked] = error
     return found
+
+
+@pytest.mark.parametrize(
+    ("caller", "asked", "provider", "path"),
+    [
+        ("chat_completions", "reasoning back", "anthropic_messages", "messages[1].reasoning_content"),
+        ("anthropic_messages", "unsigned back", "workers_ai", "messages[1].content[0]"),
+        ("responses", "reasoning back", "anthropic_messages", "input[1]"),
+    ],
+)
+def test_what_was_thought_and_cannot_go_back_is_dropped_and_named(
+    caller: str, asked: str, provider: str, path: str
+) -> None:
+    request = PROTOCOLS[caller].parse_request(json.dumps(ASKED[caller][asked]).encode())
+    assert _render(provider, request).dropped == (path,)
 
 
 @pytest.mark.parametrize(("caller", "asked", "provider", "path"), NAMED)
@@ -596,7 +609,6 @@ def test_over_grpc_the_names_are_those_of_its_messages() -> None:
         "messages[0].parts.parts[0].document.url",
         "messages[1].parts.parts[0].cache",
         "messages[1].parts.parts[1].image.detail",
-        "messages[2].reasoning",
         "messages[2].reasoning[0]",
         "messages[2].tool_calls[0].signature",
         "seed",

@@ -211,16 +211,15 @@ def _asked(protocol: WireProtocol, asked: ChatRequest, part: Callable[[ChatReque
 
 
 def _own(protocol: WireProtocol, asked: ChatRequest) -> ChatRequest:
-    """Gemini's signatures say where they belong, and no others are sent to it."""
-    if protocol.name != "gemini":
-        return asked
+    """A signature says in which protocol it was made, one of Gemini's where it belongs, too."""
+    mark = "gemini:thought" if protocol.name == "gemini" else protocol.name
     return msgspec.structs.replace(
         asked,
         messages=tuple(
             msgspec.structs.replace(
                 message,
                 reasoning=tuple(
-                    msgspec.structs.replace(block, signature=block.signature and f"gemini:thought:{block.signature}")
+                    msgspec.structs.replace(block, signature=block.signature and f"{mark}:{block.signature}")
                     for block in message.reasoning
                 ),
             )
@@ -275,7 +274,7 @@ ANSWERS: Mapping[str, tuple[ChatResponse, Callable[[dict[str, Any]], Any]]] = {
     ),
     "reasoning": (_answer(reasoning=(Reasoning(text="Hm."),)), lambda told: _first(told).get("reasoning")),
     "signed reasoning": (
-        _answer(reasoning=(Reasoning(text="Hm.", signature="c2lnbmVk"),)),
+        _answer(reasoning=(Reasoning(text="Hm.", signature="responses:c2lnbmVk"),)),
         lambda told: [block["signature"] for block in _first(told).get("blocks", []) if block["signature"]],
     ),
     "images": (

@@ -30,10 +30,12 @@ HEAD = AnswerHead(id="id-1", model="m-1", created=1)
 
 _text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 _some = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
+#: Whose it is stands before a signature.
+_signed = st.builds("{}:{}".format, st.sampled_from(["responses", "chat_completions", "gemini:thought"]), _some)
 _block = st.one_of(
-    st.builds(Reasoning, text=_some, signature=st.none() | _some, id=st.none() | _some),
-    st.builds(Reasoning, signature=_some),
-    st.builds(Reasoning, signature=_some, redacted=st.just(True), id=st.none() | _some),
+    st.builds(Reasoning, text=_some, signature=st.none() | _signed, id=st.none() | _some),
+    st.builds(Reasoning, signature=_signed),
+    st.builds(Reasoning, signature=_signed, redacted=st.just(True), id=st.none() | _some),
 )
 _image = st.builds(Image, url=st.just("https://example.com/a.png")) | st.builds(
     Image, data=st.binary(min_size=1, max_size=9), media_type=st.just("image/webp")

@@ -35,6 +35,8 @@ HEAD = AnswerHead(id="resp_1", model="m", created=1)
 
 _text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 _some = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+#: Whose it is stands before a signature.
+_signed = st.builds("{}:{}".format, st.sampled_from(["responses", "chat_completions", "gemini:thought"]), _some)
 _number = st.floats(-9, 0, allow_nan=False)
 _token = st.builds(
     lambda token, logprob, top: TokenLogprob(token=token, logprob=logprob, bytes=None, top=tuple(top)),
@@ -43,9 +45,9 @@ _token = st.builds(
     st.lists(st.builds(lambda t, p: TokenLogprob(token=t, logprob=p), _some, _number), max_size=2),
 )
 _thought = st.one_of(
-    st.builds(lambda text, sig, rs: Reasoning(text=text, signature=sig, id=rs), _some, st.none() | _some, st.none()),
-    st.builds(lambda text, sig: Reasoning(text=text, signature=sig, id="rs_own"), _some, _some),
-    st.builds(lambda sig, red: Reasoning(signature=sig, redacted=red), _some, st.booleans()),
+    st.builds(lambda text, sig, rs: Reasoning(text=text, signature=sig, id=rs), _some, st.none() | _signed, st.none()),
+    st.builds(lambda text, sig: Reasoning(text=text, signature=sig, id="rs_own"), _some, _signed),
+    st.builds(lambda sig, red: Reasoning(signature=sig, redacted=red), _signed, st.booleans()),
 )
 _image = st.builds(lambda data: Image(data=data, media_type="image/png"), st.binary(min_size=1, max_size=9)) | st.just(
     Image(url="https://h/i.png")

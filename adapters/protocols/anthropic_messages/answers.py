@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import ABSENT, given, raw_text
 from adapters.chat import ChatResponse, Choice, Reasoning, StopReason, ToolCall
 from adapters.classify import request_id
@@ -279,9 +280,11 @@ def _choice(blocks: Iterable[BlockOut], wire: MessageOut) -> tuple[Choice, tuple
                     omitted.add("citations")
             case "thinking":
                 if block.thinking or block.signature:
-                    thoughts.append(Reasoning(text=block.thinking or "", signature=block.signature or None))
+                    thoughts.append(
+                        Reasoning(text=block.thinking or "", signature=signatures.heard(NAME, block.signature))
+                    )
             case "redacted_thinking":
-                thoughts.append(Reasoning(signature=block.data, redacted=True))
+                thoughts.append(Reasoning(signature=signatures.heard(NAME, block.data), redacted=True))
             case "tool_use":
                 calls.append(
                     ToolCall(
@@ -319,9 +322,13 @@ def render_answer(response: ChatResponse) -> bytes:
         return bytes(response.native)
     choice = response.choices[0]
     content: list[dict[str, Any]] = [
-        {"type": "redacted_thinking", "data": thought.signature or ""}
+        {"type": "redacted_thinking", "data": signatures.told(NAME, thought.signature) or ""}
         if thought.redacted
-        else {"type": "thinking", "thinking": thought.text, "signature": thought.signature or ""}
+        else {
+            "type": "thinking",
+            "thinking": thought.text,
+            "signature": signatures.told(NAME, thought.signature) or signatures.NONE,
+        }
         for thought in choice.reasoning
     ]
     if choice.text:

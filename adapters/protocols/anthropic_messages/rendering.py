@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from adapters import signatures
 from adapters.chat import (
     Event,
     Finished,
@@ -31,7 +32,18 @@ class MessageRenderer:
     protocol may give the arguments of several calls by turns and says of none that it is over.
     """
 
-    __slots__ = ("_blocks", "_calls", "_head", "_open", "_over", "_refusal", "_started", "_thought", "_usage")
+    __slots__ = (
+        "_blocks",
+        "_calls",
+        "_head",
+        "_open",
+        "_over",
+        "_refusal",
+        "_signed",
+        "_started",
+        "_thought",
+        "_usage",
+    )
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
@@ -44,6 +56,7 @@ class MessageRenderer:
         self._open: tuple[str, int] | None = None
         #: Which thought that is, in the events' own count.
         self._thought: int | None = None
+        self._signed = False
         #: The events' index of a call to the index of its block.
         self._calls: dict[int, int] = {}
         self._refusal: list[str] = []
@@ -102,16 +115,20 @@ class MessageRenderer:
     def _think(self, event: ReasoningDelta, out: list[bytes]) -> None:
         if event.redacted:
             self._close(out)
-            block = {"type": "redacted_thinking", "data": event.signature or ""}
+            block = {"type": "redacted_thinking", "data": signatures.told(answers.NAME, event.signature) or ""}
             _told("content_block_stop", {"index": self._begin(block, out)}, out)
             return
         if self._open is not None and self._thought != event.block:
             self._close(out)
         empty = {"type": "thinking", "thinking": "", "signature": ""}
+        if self._open is None or self._open[0] != "thinking":
+            self._signed = False
         if event.text or event.signature is None:
             self._write("thinking", empty, {"type": "thinking_delta", "thinking": event.text}, out)
-        if event.signature is not None:
-            self._write("thinking", empty, {"type": "signature_delta", "signature": event.signature}, out)
+        signature = signatures.told(answers.NAME, event.signature)
+        if signature is not None:
+            self._write("thinking", empty, {"type": "signature_delta", "signature": signature}, out)
+            self._signed = True
         self._thought = event.block
 
     def _write(self, kind: str, empty: dict[str, Any], delta: dict[str, Any], out: list[bytes]) -> None:
@@ -133,6 +150,8 @@ class MessageRenderer:
 
     def _close(self, out: list[bytes]) -> None:
         if self._open is not None:
+            if self._open[0] == "thinking" and not self._signed:
+                self._delta(self._open[1], {"type": "signature_delta", "signature": signatures.NONE}, out)
             _told("content_block_stop", {"index": self._open[1]}, out)
             self._open = None
             self._thought = None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import from_base64, given, read_fields, typed
 from adapters.chat import (
     ChatRequest,
@@ -184,11 +185,16 @@ def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str], sp
             case schema.BlockIn(type="thinking"):
                 thought.append(at)
                 thoughts.append(
-                    Reasoning(text=_needed(block.thinking, f"{at}.thinking"), signature=block.signature or None)
+                    Reasoning(
+                        text=_needed(block.thinking, f"{at}.thinking"),
+                        signature=signatures.heard(NAME, block.signature),
+                    )
                 )
             case schema.BlockIn(type="redacted_thinking"):
                 thought.append(at)
-                thoughts.append(Reasoning(signature=_needed(block.data, f"{at}.data"), redacted=True))
+                thoughts.append(
+                    Reasoning(signature=signatures.heard(NAME, _needed(block.data, f"{at}.data")), redacted=True)
+                )
             case schema.BlockIn(type="tool_use"):
                 if block.cache_control is not None:
                     unmapped.append(f"{at}.cache_control")

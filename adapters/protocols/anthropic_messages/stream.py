@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import msgspec
 from typing_extensions import override
 
+from adapters import signatures
 from adapters.body import ABSENT, given
 from adapters.chat import (
     ChoiceEnd,
@@ -238,7 +239,9 @@ class MessageStream(ProvenStream):
                     self._think(block, wire.thinking, events)
                 block.signature = wire.signature or None
             case "redacted_thinking":
-                events.append(ReasoningDelta("", 0, wire.data, self._thoughts, redacted=True))
+                events.append(
+                    ReasoningDelta("", 0, signatures.heard(answers.NAME, wire.data), self._thoughts, redacted=True)
+                )
                 self._thoughts += 1
             case "tool_use":
                 block.number, block.given = self._calls, answers.arguments_of(wire.input)
@@ -291,7 +294,7 @@ class MessageStream(ProvenStream):
         if block.kind == "tool_use" and block.number is not None and not block.said:
             events.append(ToolCallDelta(block.number, block.given))
         elif block.kind == "thinking" and block.signature is not None:
-            events.append(ReasoningDelta("", 0, block.signature, self._number(block)))
+            events.append(ReasoningDelta("", 0, signatures.heard(answers.NAME, block.signature), self._number(block)))
 
     def _take_details(self, details: StopDetails | None, events: list[Event]) -> None:
         if details is not None and details.explanation and not self._refused:

@@ -25,6 +25,7 @@ from typing import Any, assert_never
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import given
 from adapters.chat import (
     Audio,
@@ -105,12 +106,37 @@ def _rendered(call: UpstreamCall, sending: Sending) -> dict[str, Any]:
         fields.pop("stream", None)
         if call.endpoint.reasoning == "off":
             _switch_off(fields, sending)
+        thoughts = [thought for message in call.request.messages for thought in message.reasoning]
+        if any(t.signature is None or signatures.is_foreign(NAME, t.signature) for t in thoughts):
+            fields["messages"] = _unsigned(msgspec.json.decode(fields["messages"]), sending)
         if "max_tokens" not in fields or bytes(fields["max_tokens"]) == b"null":
             budget = call.request.reasoning_budget_tokens or 0
             fields["max_tokens"] = _default_max_tokens(call.endpoint) + budget
     else:
         fields = _Rendering(call, sending).fields()
     return {"model": call.model, **{name: value for name, value in fields.items() if name != "model"}}
+
+
+def _unsigned(messages: list[dict[str, Any]], sending: Sending) -> list[dict[str, Any]]:
+    """The caller's messages without the thoughts of a provider of another protocol."""
+    kept = []
+    for i, message in enumerate(messages):
+        content = message["content"]
+        if isinstance(content, list):
+            foreign = [j for j, block in enumerate(content) if _is_foreign(block)]
+            for j in foreign:
+                sending.drop_own(f"messages[{i}].content[{j}]")
+            message["content"] = [block for j, block in enumerate(content) if j not in foreign]
+            if foreign and not message["content"]:
+                continue
+        kept.append(message)
+    return kept
+
+
+def _is_foreign(block: dict[str, Any]) -> bool:
+    field = {"thinking": "signature", "redacted_thinking": "data"}.get(block["type"])
+    signature = None if field is None else block.get(field)
+    return signature == signatures.NONE or signatures.is_foreign(NAME, signatures.heard(NAME, signature))
 
 
 def _switch_off(fields: dict[str, Any], sending: Sending) -> None:
@@ -237,21 +263,13 @@ class _Rendering:
         return blocks + [self._call(call, f"{path}.tool_calls[{j}]") for j, call in enumerate(message.tool_calls)]
 
     def _thoughts(self, message: Message, path: str) -> list[Any]:
-        if not message.reasoning:
-            return []
-        if self._sending.omits("messages.reasoning"):
-            for j in range(len(message.reasoning)):
-                self._sending.drop(f"{path}.reasoning[{j}]")
-            return []
         told = []
-        for j, thought in enumerate(message.reasoning):
-            if thought.signature is None:
-                reason = "takes only reasoning that it has signed"
-                self._sending.refuse(f"{path}.reasoning[{j}]", reason, "messages.reasoning")
-            elif thought.redacted:
-                told.append({"type": "redacted_thinking", "data": thought.signature})
+        for _, thought in self._sending.thoughts(message, path, signed=True):
+            signature = signatures.own(NAME, thought.signature)
+            if thought.redacted:
+                told.append({"type": "redacted_thinking", "data": signature})
             else:
-                told.append({"type": "thinking", "thinking": thought.text, "signature": thought.signature})
+                told.append({"type": "thinking", "thinking": thought.text, "signature": signature})
         return told
 
     def _result(self, message: Message, content: list[Any], path: str) -> dict[str, Any]:

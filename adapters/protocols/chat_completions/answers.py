@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import ABSENT, to_data_url
 from adapters.chat import ChatResponse, Choice, Image, Reasoning, StopReason, TokenLogprob, ToolCall
 from adapters.classify import request_id
@@ -208,10 +209,10 @@ def _read_detail(detail: ReasoningDetail) -> Thought | None:
     """None for a type that is not known and holds no text."""
     text = detail.text or detail.summary or ""
     if detail.type == "reasoning.encrypted":
-        return Thought("", detail.data or None, redacted=True, id=detail.id, index=detail.index)
+        return Thought("", signatures.heard(NAME, detail.data), redacted=True, id=detail.id, index=detail.index)
     if detail.type not in {"reasoning.text", "reasoning.summary", None} and not text:
         return None
-    return Thought(text, detail.signature or None, id=detail.id, index=detail.index)
+    return Thought(text, signatures.heard(NAME, detail.signature), id=detail.id, index=detail.index)
 
 
 def pieces_of(content: Content, omitted: dict[str, None]) -> Iterator[str | Thought | Image]:
@@ -504,13 +505,13 @@ def render_detail(
     """One of OpenRouter's `reasoning_details`: https://openrouter.ai/docs/use-cases/reasoning-tokens."""
     detail: dict[str, Any]
     if redacted:
-        detail = {"type": "reasoning.encrypted", "data": signature or ""}
+        detail = {"type": "reasoning.encrypted", "data": signatures.told(NAME, signature) or ""}
     else:
         detail = {"type": "reasoning.text"}
         if text:
             detail["text"] = text
         if signature is not None:
-            detail["signature"] = signature
+            detail["signature"] = signatures.told(NAME, signature)
     if block_id is not None:
         detail["id"] = block_id
     return {**detail, "index": block}

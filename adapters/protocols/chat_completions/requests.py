@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import data_url, from_base64, given, read_fields, to_data_url, typed
 from adapters.chat import (
     Audio,
@@ -400,6 +401,10 @@ def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending
         message.reasoning or any(call.signature is not None for call in message.tool_calls)
         for message in request.messages
     )
+    if not without_reasoning and any(
+        signatures.is_foreign(NAME, block.signature) for message in request.messages for block in message.reasoning
+    ):
+        fields["messages"] = _unsigned(msgspec.json.decode(fields["messages"]), sending)
     if without_cache or without_reasoning:
         for name in ("messages", "tools") if without_cache else ("messages",):
             if name in fields:
@@ -407,6 +412,31 @@ def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending
                 _strip(content, name, sending, cache=without_cache, reasoning=without_reasoning)
                 fields[name] = content
     return fields
+
+
+def _unsigned(messages: list[dict[str, Any]], sending: Sending) -> list[dict[str, Any]]:
+    """The caller's messages without what a provider of another protocol has signed. What can be read stays."""
+    for i, message in enumerate(messages):
+        kept = []
+        for j, detail in enumerate(_listed(message, "reasoning_details")):
+            foreign = _foreign_fields(detail)
+            for field in foreign:
+                del detail[field]
+                sending.drop_own(f"messages[{i}].reasoning_details[{j}].{field}")
+            if not foreign or detail.get("text") or detail.get("summary"):
+                kept.append(detail)
+        if isinstance(message.get("reasoning_details"), list):
+            message["reasoning_details"] = kept
+    return messages
+
+
+def _foreign_fields(detail: object) -> list[str]:
+    values = {field: detail.get(field) for field in ("signature", "data")} if isinstance(detail, dict) else {}
+    return [
+        field
+        for field, value in values.items()
+        if isinstance(value, str) and signatures.is_foreign(NAME, signatures.heard(NAME, value))
+    ]
 
 
 def _has_cache(request: ChatRequest) -> bool:
@@ -550,30 +580,26 @@ def _render_message(message: Message, path: str, sending: Sending) -> dict[str, 
 
 def _render_reasoning(message: Message, path: str, sending: Sending, rendered: dict[str, Any]) -> None:
     """What the model thought, back in the way its provider takes it."""
-    blocks = message.reasoning
     field = None if sending.omits("messages.reasoning") else sending.endpoint.reasoning_field
-    if field == "reasoning_details":
-        details = answers.render_details(blocks)
-        details += [
-            answers.render_detail("", call.signature, redacted=True, block_id=call.id, block=len(details) + number)
+    details = field == "reasoning_details"
+    # A signature is a proof for its own provider, and no other one misses it.
+    for i, call in enumerate(message.tool_calls if not details and field != "extra_content" else ()):
+        if call.signature:
+            sending.drop(f"{path}.tool_calls[{i}].signature")
+    thoughts = sending.thoughts(message, path, signed=details, unsigned=field not in {None, "extra_content"})
+    blocks = [block for _, block in thoughts]
+    if details:
+        told = answers.render_details(blocks)
+        told += [
+            answers.render_detail("", call.signature, redacted=True, block_id=call.id, block=len(told) + number)
             for number, call in enumerate(message.tool_calls)
             if call.signature is not None
         ]
-        rendered[field] = details
+        if told:
+            rendered["reasoning_details"] = told
         return
-    # A signature is a proof for its own provider, and no other one misses it.
-    if field != "extra_content":
-        for i, call in enumerate(message.tool_calls):
-            if call.signature:
-                sending.drop(f"{path}.tool_calls[{i}].signature")
     if not blocks:
         return
-    if field in {None, "extra_content"} or any(block.redacted for block in blocks):
-        sending.refuse(f"{path}.reasoning", "takes no such reasoning back here", "messages.reasoning")
-        return
-    for i, block in enumerate(blocks):
-        if block.signature is not None:
-            sending.drop(f"{path}.reasoning[{i}].signature")
     if field == "content":
         said = rendered["content"]
         parts = [{"type": "text", "text": said}] if isinstance(said, str) and said else said or []

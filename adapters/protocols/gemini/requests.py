@@ -750,21 +750,11 @@ class _Writer:
         return rendered
 
     def _model_parts(self, message: Message, path: str) -> list[dict[str, Any]]:
-        reasoning: Sequence[Reasoning] = message.reasoning
-        if reasoning and self._sending.omits("messages.reasoning"):
-            for j in range(len(reasoning)):
-                self._sending.drop(f"{path}.reasoning[{j}]")
-            reasoning = ()
-        for j, block in enumerate(reasoning):
-            if block.redacted:
-                self._refuse(f"{path}.reasoning[{j}]", "takes no redacted thoughts back", "messages.reasoning")
-        reasoning = [block for block in reasoning if not block.redacted]
+        thoughts = self._sending.thoughts(message, path, signed=True, unsigned=True)
+        reasoning = [block for _, block in thoughts]
         texts = sum(len(part.text) for part in message.content if isinstance(part, Text))
         pictures = sum(isinstance(part, Image) for part in message.content)
         places = signatures.Places(reasoning, texts, pictures)
-        if any(block.signature is not None and signatures.own(block.signature) is None for block in reasoning):
-            # Another provider's, which would make this one refuse the request.
-            self._sending.drop(f"{path}.reasoning.signature")
         parts: list[dict[str, Any]] = []
         for block in reasoning:
             if block.text:

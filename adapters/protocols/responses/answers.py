@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import ABSENT
 from adapters.chat import ChatResponse, Choice, Image, Reasoning, StopReason, TokenLogprob, ToolCall
 from adapters.classify import request_id
@@ -116,7 +117,8 @@ def reasoning_of(wire: ReasoningOut, omitted: Omitted) -> Reasoning | None:
     text = PARTS_APART.join(part.text for part in parts)
     if not text and wire.encrypted_content is None:
         return None
-    return Reasoning(text=text, signature=wire.encrypted_content, redacted=not parts, id=wire.id or None)
+    signature = signatures.heard(NAME, wire.encrypted_content)
+    return Reasoning(text=text, signature=signature, redacted=not parts, id=wire.id or None)
 
 
 def picture_of(wire: PictureOut) -> Image | None:
@@ -452,7 +454,7 @@ def reasoning_item(item_id: str, parts: Iterable[str], signature: str | None, *,
         "status": status,
     }
     if signature is not None:
-        item["encrypted_content"] = signature
+        item["encrypted_content"] = signatures.told(NAME, signature)
     return item
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import data_url, from_base64, given, read_fields, typed
 from adapters.chat import (
     ChatRequest,
@@ -227,7 +228,12 @@ def _reasoning(wire: schema.ReasoningIn) -> Reasoning:
     own = wire.id is not None and not wire.id.startswith(MADE_THOUGHT)
     parts = wire.content or wire.summary or ()
     text = PARTS_APART.join(part.text for part in parts)
-    return Reasoning(text=text, signature=wire.encrypted_content, redacted=not parts, id=wire.id if own else None)
+    return Reasoning(
+        text=text,
+        signature=signatures.heard(NAME, wire.encrypted_content),
+        redacted=not parts,
+        id=wire.id if own else None,
+    )
 
 
 def _text(text: str) -> tuple[Part, ...]:

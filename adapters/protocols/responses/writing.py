@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
+from adapters import signatures
 from adapters.body import to_data_url
 from adapters.chat import (
     Audio,
@@ -48,6 +49,8 @@ _PATH = "/responses"
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
+#: Fields of an item into which a server takes reasoning as plain text.
+_TEXTS = frozenset({"content", "summary"})
 #: Canonical fields this API has no word for.
 _UNKNOWN = ("top_k", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logit_bias")
 
@@ -82,9 +85,14 @@ def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending
         sending.lost("reasoning")
     without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
     without_reasoning = "messages.reasoning" in endpoint.omit and _has_reasoning(request)
-    if without_cache or without_reasoning:
+    without_foreign = any(_has_foreign(message) for message in request.messages)
+    if without_cache or without_reasoning or without_foreign:
         items = msgspec.json.decode(fields["input"])
-        fields["input"] = _stripped(items, sending, cache=without_cache, reasoning=without_reasoning)
+        if without_cache:
+            _strip_cache(items, sending)
+        if without_reasoning or without_foreign:
+            items = _without_foreign(items, sending, omitted=without_reasoning)
+        fields["input"] = items
     return fields
 
 
@@ -103,28 +111,46 @@ def _has_reasoning(request: ChatRequest) -> bool:
     )
 
 
-def _is_foreign(item: dict[str, Any]) -> bool:
-    """Reasoning of a provider of another protocol; what one of this protocol said, it has signed or has a name for."""
-    item_id = item.get("id")
-    return item_id.startswith(MADE_THOUGHT) if item_id else not item.get("encrypted_content")
+def _has_foreign(message: Message) -> bool:
+    """What a provider of another protocol signed, or thought without a signature: no name for it is left then."""
+    return any(
+        signatures.is_foreign(NAME, thought.signature) or (thought.signature is None and thought.id is None)
+        for thought in message.reasoning
+    ) or any(call.signature is not None for call in message.tool_calls)
 
 
-def _stripped(items: list[dict[str, Any]], sending: Sending, *, cache: bool, reasoning: bool) -> list[Any]:
-    """The items without what this provider has no word for."""
+def _without_foreign(items: list[dict[str, Any]], sending: Sending, *, omitted: bool) -> list[dict[str, Any]]:
+    """
+    The items without what a provider of another protocol thought and signed. What one of this protocol thought, it has
+    signed or has a name for; a caller's own text without either goes to a server that may know it, unless it is
+    `omitted`.
+    """
+    texts = not omitted and sending.endpoint.reasoning_field in _TEXTS
     kept = []
     for i, item in enumerate(items):
-        if reasoning and item.get("type") == "reasoning" and _is_foreign(item):
-            sending.drop_own(f"input[{i}]")
-            continue
-        if reasoning and item.get("type") == "function_call" and item.pop("signature", None) is not None:
+        if item.get("type") == "function_call" and item.pop("signature", None) is not None:
             sending.drop_own(f"input[{i}].signature")
-        for field in ("content", "output") if cache else ():
+        if item.get("type") == "reasoning":
+            signature, item_id = signatures.heard(NAME, item.get("encrypted_content")), item.get("id")
+            foreign = signatures.is_foreign(NAME, signature)
+            unknown = item_id.startswith(MADE_THOUGHT) if item_id else omitted and signature is None
+            if (foreign or unknown) and not (texts and (item.get("summary") or item.get("content"))):
+                sending.drop_own(f"input[{i}]")
+                continue
+            if foreign:
+                del item["encrypted_content"]
+                sending.drop_own(f"input[{i}].encrypted_content")
+        kept.append(item)
+    return kept
+
+
+def _strip_cache(items: list[dict[str, Any]], sending: Sending) -> None:
+    for i, item in enumerate(items):
+        for field in ("content", "output"):
             parts = item.get(field)
             for j, part in enumerate(parts if isinstance(parts, list) else ()):
                 if isinstance(part, dict) and part.pop("prompt_cache_breakpoint", None) is not None:
                     sending.drop_own(f"input[{i}].{field}[{j}].prompt_cache_breakpoint")
-        kept.append(item)
-    return kept
 
 
 class _Writer:
@@ -253,10 +279,12 @@ class _Writer:
 
     def _assistant(self, message: Message, path: str) -> list[Any]:
         items: list[Any] = []
-        for i, thought in enumerate(message.reasoning):
-            item = self._thought(thought, f"{path}.reasoning[{i}]")
-            if item is not None:
-                items.append(item)
+        texts, stored = self._endpoint.reasoning_field in _TEXTS, self._request.store is True
+        for i, thought in self._sending.thoughts(message, path, signed=True, unsigned=texts or stored):
+            if thought.signature is None and not texts and thought.id is None:
+                self._sending.drop(f"{path}.reasoning[{i}]")
+            else:
+                items.append(self._thought(thought))
         content = self._content(message, path, "output_text")
         if message.refusal is not None:
             parts = [{"type": "output_text", "text": content}] if isinstance(content, str) and content else content
@@ -265,28 +293,22 @@ class _Writer:
             items.append({"type": "message", "role": "assistant", "content": content})
         for i, call in enumerate(message.tool_calls):
             if call.signature is not None:
-                at = f"{path}.tool_calls[{i}].signature"
-                self._refuse(at, "takes no signature of a call back", "messages.reasoning")
+                # A proof for its own provider, and no other one misses it.
+                self._sending.drop(f"{path}.tool_calls[{i}].signature")
             items.append({"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments})
         return items
 
-    def _thought(self, thought: Reasoning, path: str) -> dict[str, Any] | None:
+    def _thought(self, thought: Reasoning) -> dict[str, Any]:
         """
         A provider takes back what it can prove to be its own: a block with its signature, or one that it has stored.
         Servers that take plain text say so by `reasoning_field`: the name of the item's field it goes into.
         """
-        if "messages.reasoning" in self._endpoint.omit:
-            self._refuse(path, "", "messages.reasoning")
-            return None
-        field, stored = self._endpoint.reasoning_field, self._request.store is True and thought.id is not None
+        field = self._endpoint.reasoning_field
         item: dict[str, Any] = {"type": "reasoning", "summary": []}
         if thought.id is not None:
             item["id"] = thought.id
-        if thought.signature is not None:
-            item["encrypted_content"] = thought.signature
-        elif field not in {"content", "summary"} and not stored:
-            self._refuse(path, "takes back only reasoning that it has signed", "messages.reasoning")
-            return None
+        if (signature := signatures.own(NAME, thought.signature)) is not None:
+            item["encrypted_content"] = signature
         if field == "content" and not thought.redacted:
             return {**item, "content": [{"type": "reasoning_text", "text": thought.text}]}
         if not thought.redacted:

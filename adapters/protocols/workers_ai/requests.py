@@ -371,11 +371,9 @@ class _Writer:
 
     def _reasoning(self, message: Message, path: str, rendered: dict[str, Any]) -> None:
         field = self._endpoint.reasoning_field
-        thought = "".join(block.text for block in message.reasoning)
-        if field is None or not thought or any(block.redacted for block in message.reasoning):
-            self._refuse(f"{path}.reasoning", "takes no reasoning back here", "messages.reasoning")
-        else:
-            rendered[field] = thought
+        thoughts = self._sending.thoughts(message, path, unsigned=field is not None)
+        if field is not None and thoughts:
+            rendered[field] = "".join(block.text for _, block in thoughts)
 
     def _content(self, message: Message, path: str) -> str | list[dict[str, Any]]:
         parts = [self._part(part, f"{path}.content[{j}]") for j, part in enumerate(message.content)]

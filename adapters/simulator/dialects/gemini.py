@@ -280,6 +280,9 @@ def _said(content: Content, path: str, turn: int) -> tuple[requests.Message, lis
                 raise BadRequest("Thought signature is not valid.", param=f"{path}.parts[{at}].thoughtSignature")
             made = call.id or f"call_{turn}_{at}"
             calls.append(requests.ToolCall(made, requests.CalledFunction(call.name, arguments)))
+        elif part.thought_signature is not None:
+            # Nothing but calls is signed here, so this was signed by somebody else.
+            raise BadRequest("Thought signature is not valid.", param=f"{path}.parts[{at}].thoughtSignature")
         elif part.text is not None and not part.thought:
             text.append(part.text)
     message = requests.Message(role="assistant", content="".join(text) or None, tool_calls=calls or None)

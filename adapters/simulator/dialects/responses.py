@@ -267,7 +267,8 @@ def _unanswered(open_calls: dict[str, None]) -> None:
 
 
 def _check_reasoning(item: Item, path: str) -> None:
-    if item.id is None or item.summary is None:
+    # The reference wants an id, too, but the API takes an item with its encrypted content alone.
+    if item.summary is None:
         raise BadRequest(f"Missing required parameter: '{path}.summary'.", param=f"{path}.summary")
     if item.encrypted_content is None:
         raise BadRequest(

@@ -40,7 +40,10 @@ USAGE = Usage(input_total=100, cache_read=50, cache_write_5m=10, cache_write_1h=
 CHOICE = Choice(
     index=0,
     text="Hello",
-    reasoning=(Reasoning(text="hm", signature="S"), Reasoning(signature="ENC", redacted=True)),
+    reasoning=(
+        Reasoning(text="hm", signature="anthropic_messages:S"),
+        Reasoning(signature="anthropic_messages:ENC", redacted=True),
+    ),
     tool_calls=(ToolCall(id="t1", name="f", arguments='{"a": 1}'), ToolCall(id="t2", name="g", arguments="")),
     stop_reason=StopReason.TOOL_CALLS,
     native_stop_reason="tool_calls",

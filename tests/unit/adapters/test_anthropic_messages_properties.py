@@ -20,7 +20,11 @@ ENDPOINT = Endpoint(provider="p", protocol="anthropic_messages", base_url="http:
 HEAD = AnswerHead(id="msg_9", model="short", created=1)
 
 _words = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-_signature = st.text("abcXYZ+/=", min_size=1, max_size=8)
+_signature = st.builds(
+    "{}:{}".format,
+    st.sampled_from(["anthropic_messages", "gemini:thought", "x"]),
+    st.text("abcXYZ+/=", min_size=1, max_size=8),
+)
 _count = st.integers(0, 1000)
 _native = {
     StopReason.STOP: "end_turn",

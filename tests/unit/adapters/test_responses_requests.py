@@ -178,7 +178,7 @@ def test_what_a_model_said_in_one_turn_is_one_message_right_before_the_results()
             content=(Text(text="Wait."),),
             reasoning=(
                 Reasoning(text="Hm.", id="rs_1"),
-                Reasoning(signature="gAAA", redacted=True, id="rs_1"),
+                Reasoning(signature="responses:gAAA", redacted=True, id="rs_1"),
             ),
             tool_calls=(ToolCall(id="c1", name="f", arguments="{}"), ToolCall(id="c2", name="f", arguments="{}")),
         ),
@@ -201,7 +201,7 @@ def test_two_texts_of_an_assistant_are_two_messages():
         Message(
             role=Role.ASSISTANT,
             refusal="No.",
-            reasoning=(Reasoning(signature="gAAA", redacted=True, id="rs_1"),),
+            reasoning=(Reasoning(signature="responses:gAAA", redacted=True, id="rs_1"),),
         ),
     )
     assert unmapped(request) == ()
@@ -359,9 +359,9 @@ def test_what_the_profile_says_changes_a_native_request_and_is_told():
     }
     assert rendered.dropped == (
         "reasoning",
+        "input[2].content[0].prompt_cache_breakpoint",
         "input[0]",
         "input[1].signature",
-        "input[2].content[0].prompt_cache_breakpoint",
         "metadata",
         "temperature",
     )
@@ -411,7 +411,10 @@ def test_a_canonical_request_is_written_in_full():
         Message(
             role=Role.ASSISTANT,
             content=(Text(text="Wait."),),
-            reasoning=(Reasoning(text="Hm.", signature="s", id="rs_1"), Reasoning(signature="e", redacted=True)),
+            reasoning=(
+                Reasoning(text="Hm.", signature="responses:s", id="rs_1"),
+                Reasoning(signature="responses:e", redacted=True),
+            ),
             tool_calls=(ToolCall(id="c1", name="f", arguments="{"),),
         ),
         Message(role=Role.TOOL, tool_call_id="c1", content=(Text(text="1"),)),
@@ -545,16 +548,6 @@ def test_what_has_no_word_here_is_refused_by_its_path_or_dropped_and_told(fields
             "messages[1].content[0].cache",
             "messages.cache",
         ),
-        (
-            Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="c", name="f", arguments="", signature="s"),)),
-            "messages[1].tool_calls[0].signature",
-            "messages.reasoning",
-        ),
-        (
-            Message(role=Role.ASSISTANT, reasoning=(Reasoning(text="x"),), content=(Text(text="x"),)),
-            "messages[1].reasoning[0]",
-            "messages.reasoning",
-        ),
         (Message(role=Role.USER, content=(Audio(data=b"", format="wav"),)), "messages[1].content[0]", None),
         (Message(role=Role.SYSTEM, content=(Image(url="https://h"),)), "messages[1].content[0]", None),
         (
@@ -570,6 +563,13 @@ def test_what_a_message_cannot_hold_here_is_refused_by_its_path(message, path, o
     assert caught.value.path == path
     if omit is not None:
         assert sent(chat(USER, message), omit=frozenset({omit})).dropped == (path,)
+
+
+def test_the_signature_of_a_call_is_dropped_and_told():
+    call = ToolCall(id="c", name="f", arguments="", signature="s")
+    request = sent(chat(USER, Message(role=Role.ASSISTANT, tool_calls=(call,))))
+    assert request.dropped == ("messages[1].tool_calls[0].signature",)
+    assert "signature" not in json.loads(request.body)["input"][1]
 
 
 def test_the_name_of_a_tool_on_its_result_says_no_more_than_the_call_does():
@@ -660,10 +660,10 @@ def test_an_extra_field_may_not_take_the_place_of_one_of_the_request():
 
 def test_reasoning_and_signed_calls_come_back_through_a_caller_as_they_were():
     thoughts = (
-        Reasoning(text="One.\n\nTwo.", signature="s", id="rs_1"),
-        Reasoning(signature="e", redacted=True, id="rs_2"),
-        Reasoning(signature="of nothing to read", id="rs_3"),
-        Reasoning(text="Of a provider that has no ids.", signature="n"),
+        Reasoning(text="One.\n\nTwo.", signature="responses:s", id="rs_1"),
+        Reasoning(signature="anthropic_messages:e", redacted=True, id="rs_2"),
+        Reasoning(signature="gemini:text:0:4:of nothing to read", id="rs_3"),
+        Reasoning(text="Of a provider that has no ids.", signature="responses:n"),
     )
     calls = (ToolCall(id="c1", name="f", arguments="{", signature="g"), ToolCall(id="c2", name="g", arguments=""))
     answer = ChatResponse(

@@ -189,11 +189,6 @@ def test_what_it_has_no_word_for_is_refused_or_dropped_as_the_profile_says(chang
             "messages[0].content[0].cache",
             "messages.cache",
         ),
-        (
-            (Message(role=Role.ASSISTANT, content=(Text(text="a"),), reasoning=(Reasoning(text="t"),)),),
-            "messages[0].reasoning",
-            "messages.reasoning",
-        ),
     ],
 )
 def test_what_a_message_cannot_hold_is_refused_by_its_path(messages, path, key):
