@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -156,6 +156,8 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: Paths of what the canonical form does not carry, as the caller wrote them. Another protocol refuses them, unless
     #: the endpoint omits them.
     unmapped: tuple[str, ...] = ()
+    #: By path, why another protocol cannot be told it, where there is more to say than that it has no such field.
+    reasons: Mapping[str, str] = {}
 
 
 class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):

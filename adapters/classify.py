@@ -104,8 +104,9 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     codes: tuple[str, ...] = ()
     #: The provider's prose. Matched, never repeated whole.
     message: str = ""
-    #: The field at fault.
+    #: The field at fault, and whether it was only read out of the prose.
     param: str | None = None
+    param_in_prose: bool = False
     headers: Mapping[str, str] = {}
     #: Seconds to wait that the error itself tells, beside its headers.
     retry_after_s: float | None = None
@@ -190,17 +191,23 @@ def classify(table: Sequence[Rule], failure: Failure) -> Rejected:
         credential_fault=verdict.credential_fault,
         provider_request_id=request_id(failure.headers),
         said=words_for_the_caller(failure.message) if error_class is ErrorClass.FATAL else None,
+        param=None if failure.param_in_prose else _param(failure),
     )
 
 
 def safe_message(error_class: ErrorClass, code: str, failure: Failure) -> str:
     """A message without secret, prompt or answer: see the module's text for why it is built up and not cut down."""
     about = [code]
-    if failure.param is not None and _FIELD_PATH.fullmatch(failure.param):
-        about.append(f"param {failure.param}")
+    if (param := _param(failure)) is not None:
+        about.append(f"param {param}")
     message = f"{_WORDS[error_class]} ({', '.join(about)})"
     said = next((found for pattern in SAFE_SENTENCES if (found := pattern.search(failure.message))), None)
     return f"{message}: {said.group()}" if said else message
+
+
+def _param(failure: Failure) -> str | None:
+    """The field at fault, where that has the look of one."""
+    return failure.param if failure.param is not None and _FIELD_PATH.fullmatch(failure.param) else None
 
 
 def words_for_the_caller(message: str) -> str | None:

@@ -74,6 +74,7 @@ class Rejected(ProviderError):
         after_content: bool = False,
         provider_request_id: str | None = None,
         said: str | None = None,
+        param: str | None = None,
     ) -> None:
         super().__init__(message, code=code, status=status, provider_request_id=provider_request_id)
         self.error_class = error_class
@@ -88,6 +89,8 @@ class Rejected(ProviderError):
         #: Of a request that is at fault itself, the provider's own words, without what looks like a secret. They may
         #: quote the request: for whoever sent it, by way of `adapters.classify.told`, and for no log and no ledger.
         self.said = said
+        #: The field at fault in the provider's own format, where its error has a field for that.
+        self.param = param
 
 
 class Broken(ProviderError):

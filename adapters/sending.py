@@ -125,7 +125,7 @@ class Sending:
             if kind is not None:
                 reason = f"a tool of the type {kind} is {native.protocol}'s own"
                 raise RequestNotExpressible(path, f"{reason}, and {self.endpoint.provider} speaks {self.protocol}")
-            raise RequestNotExpressible(path, f"{self.protocol} has no such field")
+            raise RequestNotExpressible(path, native.reasons.get(path, f"{self.protocol} has no such field"))
 
     def refuse_unknown(self, names: Collection[str]) -> None:
         """Canonical fields that this protocol has no word for, where they ask for anything."""

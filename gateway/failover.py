@@ -142,6 +142,7 @@ class Run:
             said = classify.told(error.said or "", attempt.route.endpoint.headers.values())
             raise UpstreamRejected(
                 f"{attempt.route.provider.id} refused the request: {said or error.message}",
+                param=self._param_of(error, attempt.route),
                 outcome=self.outcome("failed", receipt=receipt),
             )
         if isinstance(error, RequestNotExpressible):
@@ -245,6 +246,13 @@ class Run:
         kind = AdmissionRefused if not self.reports else AllRoutesFailed
         outcome = self.outcome("failed", receipt=receipt)
         return kind("the caller's deadline has passed", code=Code.DEADLINE_EXCEEDED, outcome=outcome)
+
+    def _param_of(self, error: Rejected, route: Route) -> str | None:
+        """The field that the provider names, where the caller's own request went out to it: others have other names."""
+        native = (self.call.embedding or self.call.chat).native
+        if error.param is None or native is None or native.protocol != route.endpoint.protocol:
+            return None
+        return self.call.told_path(error.param)
 
     def _refusal(
         self,

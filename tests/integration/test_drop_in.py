@@ -163,8 +163,11 @@ async def test_a_refusal_has_the_providers_words_for_the_caller_alone_and_never_
         with capture_logs() as logs:
             for path, body in (("/v1/chat/completions", CHAT), ("/v1/messages", {**CHAT, "max_tokens": 9})):
                 status, answer, _ = await there.ask(path, {k: v for k, v in body.items() if k != "unheard_of"})
-                message = json.loads(answer)["error"]["message"]
+                error = json.loads(answer)["error"]
+                message = error["message"]
                 assert status == 400
+                # The provider's name for the field is also the caller's only where their formats are the same.
+                assert error.get("param") == ("temperature" if path == "/v1/chat/completions" else None)
                 assert "Invalid 'temperature' beside" in message
                 assert "at most 2" in message
                 assert b"provider-canary-key" not in answer

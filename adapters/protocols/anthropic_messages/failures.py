@@ -117,6 +117,7 @@ def _failure(error: object, *, status: int | None, headers: Mapping[str, str]) -
         codes=tuple(code for code in codes if isinstance(code, str) and code not in {"", "error"}),
         message=message[:2048] if isinstance(message, str) else "",
         param=_param(message) if isinstance(message, str) else None,
+        param_in_prose=True,
         headers=headers,
     )
 

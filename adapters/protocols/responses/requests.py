@@ -38,6 +38,12 @@ from adapters.protocols.responses.answers import MADE_THOUGHT, NAME, PARTS_APART
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
 #: What may stand for the input: it is kept at the provider.
 _INSTEAD_OF_INPUT = ("previous_response_id", "conversation", "prompt")
+#: Why what only the provider that made it can look up is for no other.
+_KEPT_ELSEWHERE = (
+    "answers are not kept here, and this provider speaks another protocol, in which it cannot look one up: set "
+    "`store` to false and send the items of earlier turns themselves in `input`"
+)
+_LOOKED_UP = frozenset({"previous_response_id", "conversation"})
 #: A summary of the reasoning may be asked for; every protocol tells what its provider shows of it.
 _REASONING_MAPPED = frozenset({"effort", "summary", "generate_summary"})
 _TEXT_MAPPED = frozenset({"format", "verbosity"})
@@ -104,7 +110,12 @@ def parse_request(body: bytes) -> ChatRequest:
         store=wire.store,
         metadata=wire.metadata,
         end_user=wire.safety_identifier or wire.user,
-        native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
+        native=NativeRequest(
+            protocol=NAME,
+            fields=fields,
+            unmapped=tuple(unmapped),
+            reasons=dict.fromkeys((_LOOKED_UP & fields.keys()) | turns.references, _KEPT_ELSEWHERE),
+        ),
         paths=Paths(messages=turns.spots, tools=[at for at, tool in tools if tool is not None], words=WORDS),
     )
 
@@ -127,6 +138,8 @@ class _Turns:
         self.messages: list[Message] = []
         #: Where each of them was.
         self.spots: list[Spot] = []
+        #: Where items are that only name one of an earlier answer.
+        self.references: set[str] = set()
         self._content: list[Part] = []
         self._refusals: list[str] = []
         self._reasoning: list[Reasoning] = []
@@ -219,6 +232,9 @@ def _take_item(turns: _Turns, raw: msgspec.Raw, path: str, unmapped: list[str]) 
             turns.think(_reasoning(typed(raw, schema.ReasoningIn, path)), path)
         case None:
             raise MalformedRequest(f"{path}.type", "is required")
+        case "item_reference":
+            unmapped.append(path)
+            turns.references.add(path)
         case _:
             unmapped.append(path)
 

@@ -29,6 +29,7 @@ from adapters.chat import (
 )
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import MalformedRequest, RequestNotExpressible
+from adapters.protocols import PROTOCOLS
 from adapters.protocols.responses import Responses, envelope
 
 PROTOCOL = Responses()
@@ -242,6 +243,25 @@ def test_what_the_canonical_form_does_not_carry_is_named_and_refused_by_other_pr
         sent(foreign)
     assert caught.value.path == path
     assert sent(foreign, omit=frozenset({path})).dropped == (path,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"input": [{"role": "user", "content": "hi"}, {"type": "item_reference", "id": "msg_1"}]}, "input[1]"),
+    ],
+)
+@pytest.mark.parametrize("provider", [name for name in PROTOCOLS if name != "responses"])
+def test_what_only_its_own_provider_could_look_up_is_refused_with_what_to_do_instead(fields, path, provider):
+    endpoint = Endpoint(provider="p", protocol=provider, base_url="")
+    call = UpstreamCall(endpoint=endpoint, model="m", request=parse(**fields), deadline=0)
+    with pytest.raises(RequestNotExpressible) as caught:
+        PROTOCOLS[provider].render_request(call, stream=False)
+    assert caught.value.path == path
+    assert "answers are not kept here" in caught.value.reason
+    assert "`store` to false" in caught.value.reason
 
 
 @pytest.mark.parametrize("instead", ["previous_response_id", "conversation", "prompt"])
