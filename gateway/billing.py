@@ -50,7 +50,7 @@ class Billing:
         if call.counts:
             return Decimal(0), None
         price = self._price_of(route)
-        bound = cost.upper_bound(price, limits(call.chat, route.provider.max_output_tokens))
+        bound = cost.upper_bound(price, self._limits(call, route))
         return bound, None if price is None else price.version
 
     def tokens(self, call: Call, route: Route) -> int:
@@ -66,7 +66,7 @@ class Billing:
             usage,
             self._price_of(route),
             _reported(reported_cost_usd),
-            limits=limits(call.chat, route.provider.max_output_tokens),
+            limits=self._limits(call, route),
         )
         return _cost(charge)
 
@@ -86,7 +86,7 @@ class Billing:
     def unproven(self, call: Call, route: Route, usage: Usage = NOTHING) -> Cost:
         """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
         price = self._price_of(route)
-        bounds = limits(call.chat, route.provider.max_output_tokens)
+        bounds = self._limits(call, route)
         return _cost(cost.unknown(cost.Reason.NO_TERMINAL, price, bounds, usage))
 
     def refused(self) -> Cost:
@@ -99,6 +99,23 @@ class Billing:
     def free_of_charge(self) -> Cost:
         """Whatever came of it, nobody charges for such a call."""
         return _cost(cost.zero(cost.Reason.FREE_OF_CHARGE))
+
+    def _limits(self, call: Call, route: Route) -> cost.Ceiling:
+        """
+        The most tokens a request can use. What it does not bound itself, pictures and an answer of any length, the
+        model's context window does.
+        """
+        chat, provider = call.chat, route.provider
+        window = self._prices.context_window(provider.base_url, route.model)
+        only_text = all(isinstance(part, Text) for message in chat.messages for part in message.content)
+        return cost.ceiling(
+            body_bytes=size_of(chat),
+            messages=len(chat.messages),
+            max_output_tokens=chat.max_output_tokens,
+            output_default=window if provider.max_output_tokens is None else provider.max_output_tokens,
+            choices=chat.n or 1,
+            further_input_tokens=0 if only_text else window,
+        )
 
     def _price_of(self, route: Route) -> KnownPrice | None:
         return self._price(route.asked, route.provider, route.model)
@@ -119,19 +136,6 @@ def size_of(chat: ChatRequest) -> int:
     if chat.native is not None:
         return sum(len(bytes(value)) for value in chat.native.fields.values())
     return len(msgspec.json.encode((chat.messages, chat.tools, chat.response_format)))
-
-
-def limits(chat: ChatRequest, output_default: int | None) -> cost.Ceiling:
-    """The most tokens a request can use."""
-    only_text = all(isinstance(part, Text) for message in chat.messages for part in message.content)
-    return cost.ceiling(
-        body_bytes=size_of(chat),
-        messages=len(chat.messages),
-        max_output_tokens=chat.max_output_tokens,
-        output_default=output_default,
-        choices=chat.n or 1,
-        further_input_tokens=0 if only_text else None,
-    )
 
 
 def total(costs: list[Cost]) -> Cost:

@@ -1,0 +1,77 @@
+"""What a request may cost at most, before it is sent."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from adapters.chat import ChatRequest, Image, Text
+from gateway import config
+from gateway.billing import Billing
+from gateway.router import Route
+from metering.library_prices import Library
+from metering.prices import Price, PriceBook
+from tests.unit.gateway.test_routes import call, chat
+
+#: The list knows this address and its models; nothing is sent there.
+OPENAI = """
+[providers.openai]
+protocol = "chat_completions"
+base_url = "https://api.openai.com/v1"
+{more}
+[models.m]
+providers = ["openai"]
+"""
+
+
+def most(tmp_path: Path, asks: ChatRequest, more: str = "") -> Decimal | None:
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(OPENAI.format(more=more))
+    provider = config.load(file, {"OPENAI_API_KEY": "sk-0123456789abcdef"}).providers["openai"]
+    assert provider.endpoint is not None
+    route = Route(provider=provider, endpoint=provider.endpoint, model="gpt-4o-mini", fallback_index=0, asked="m")
+    billing = Billing(PriceBook(models={}, routes={}, published=Library))
+    asked = call(asks=asks)
+    assert billing.about(asked, route) is not None
+    return billing.most(asked, route)
+
+
+@pytest.fixture(scope="module")
+def window() -> int:
+    found = Library().context_window("https://api.openai.com/v1", "gpt-4o-mini")
+    assert found is not None
+    return found
+
+
+def output_price() -> Decimal:
+    price = Library().price("https://api.openai.com/v1", "gpt-4o-mini", datetime.now(UTC))
+    assert isinstance(price, Price)
+    assert price.output is not None
+    return price.output / 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "tokens"),
+    [(100, "", 100), (None, "max_output_tokens = 4096", 4096), (None, "", None)],
+    ids=["its own limit", "the provider's", "none but the size of the model"],
+)
+def test_an_answer_of_any_length_is_bounded_by_the_model(
+    tmp_path: Path, window: int, asked: int | None, more: str, tokens: int | None
+) -> None:
+    bound = most(tmp_path, chat(max_output_tokens=asked), more)
+    assert bound is not None
+    of_output = (tokens or window) * output_price()
+    # The question is short; what a provider adds to it is allowed for.
+    assert of_output < bound < of_output + Decimal("0.001")
+
+
+def test_a_picture_is_bounded_by_the_model(tmp_path: Path, window: int) -> None:
+    without = most(tmp_path, chat(max_output_tokens=1))
+    shown = chat(Text(text="hi"), Image(url="https://example.com/a.png"), max_output_tokens=1)
+    bound = most(tmp_path, shown)
+    assert without is not None
+    assert bound is not None
+    assert bound - without >= window * output_price() / 8
