@@ -133,6 +133,23 @@ def test_every_file_that_is_named_exists(document: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
+def test_every_test_that_shows_a_promise_is_there() -> None:
+    """Each cell of docs/security.md names files of tests, and behind each the beginnings of their tests."""
+    rows = re.findall(r"^\| .* \| (.+) \|$", (ROOT / "docs/security.md").read_text(), re.MULTILINE)[1:]
+    named = 0
+    for row in rows:
+        tests: set[str] = set()
+        for name in re.findall(r"`[^`]+`|\bS(?=,)", row):
+            word = "acceptance/test_security.py" if name == "S" else name.strip("`")
+            if word.endswith(".py"):
+                text = (ROOT / "tests" / (word if "/" in word else f"acceptance/{word}")).read_text()
+                tests = set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
+            else:
+                assert any(test.startswith(word.removesuffix("...")) for test in tests), word
+                named += 1
+    assert named > 30
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_a_configuration_that_is_shown_is_one(document: Path, tmp_path: Path) -> None:
     shown = re.findall(r"^```toml\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
