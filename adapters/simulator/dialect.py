@@ -48,6 +48,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     fields: list[str]
     stream: bool = False
     include_usage: bool = True
+    #: Who answers, where that is not told by the path alone.
+    dialect: Dialect | None = None
 
 
 class Writer(Protocol):

@@ -314,7 +314,7 @@ class Simulator:
             asked = dialect.parse(path, query, body)
         except BadRequest as error:
             return _Plan(dialect=dialect, model="(unreadable)", refused=error)
-        request = asked.request
+        request, dialect = asked.request, asked.dialect or dialect
         tail = content.last_question(request.messages)[-_QUESTION_TAIL:]
         plan = _Plan(
             dialect=dialect,

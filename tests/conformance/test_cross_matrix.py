@@ -16,7 +16,7 @@ import pytest
 
 from adapters.chat import ChatRequest, ChatResponse
 from adapters.client import Upstream
-from adapters.contract import AnswerHead, Endpoint, UpstreamCall
+from adapters.contract import AnswerHead, EmbeddingCall, EmbeddingProtocol, Endpoint, UpstreamCall
 from adapters.protocols import PROTOCOLS
 from tests.fakes import simulated as fakes
 from tests.fakes.answers import gathered, gathered_response, parsed
@@ -123,6 +123,48 @@ async def test_whoever_asks_and_whoever_answers_the_answer_is_the_same(
     again, error = parsed(protocol.new_parser(call.endpoint, {}), stream)
     assert error is None
     assert _meaning(gathered(again)) == expected
+
+
+# ------------------------------------------------------------------ embeddings
+
+TEXTS = ["Begin with a copy of the data.", "東京 too"]
+EMBEDDING = {name: protocol for name, protocol in PROTOCOLS.items() if isinstance(protocol, EmbeddingProtocol)}
+#: One question in the words of every protocol that has embeddings: of two texts, and of one.
+EMBEDDED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "chat_completions": ({"model": "m", "input": TEXTS}, {"model": "m", "input": TEXTS[0]}),
+    "gemini": (
+        {"requests": [{"model": "models/m", "content": {"parts": [{"text": text}]}} for text in TEXTS]},
+        {"content": {"parts": [{"text": TEXTS[0]}]}},
+    ),
+    "workers_ai": ({"text": TEXTS}, {"text": TEXTS[0]}),
+}
+
+
+@pytest.mark.parametrize("provider", EMBEDDING)
+@pytest.mark.parametrize("caller", EMBEDDING)
+async def test_whoever_embeds_the_vectors_are_the_same(ask: Ask, caller: str, provider: str) -> None:
+    reading, told = EMBEDDING[caller], []
+    for one, body in enumerate(EMBEDDED[caller]):
+        request = reading.parse_embedding_request(msgspec.json.encode(body))
+        for name in dict.fromkeys((provider, "chat_completions")):
+            chat = ask.call("text", name, _request("text", "chat_completions"))
+            call = EmbeddingCall(endpoint=chat.endpoint, model="sim-fast", request=request, deadline=chat.deadline)
+            answer = await ask.upstream.embed(call)
+            assert answer.dropped == ()
+            rendered = reading.render_embedding_response(msgspec.structs.replace(answer, native=None), base64=False)
+            again = reading.parse_embedding_response(200, {}, rendered)
+            assert (again.vectors, again.usage.input_total) == (answer.vectors, answer.usage.input_total)
+            told.append((one, answer.vectors, answer.usage.input_total))
+    assert len(set(told)) == 2
+    assert [len(vectors) for _, vectors, _ in dict.fromkeys(told)] == [2, 1]
+
+
+async def test_a_gemini_provider_cuts_vectors_to_the_size_that_was_asked_for(ask: Ask) -> None:
+    body = {"model": "m", "input": TEXTS, "dimensions": 3}
+    request = EMBEDDING["chat_completions"].parse_embedding_request(msgspec.json.encode(body))
+    chat = ask.call("text", "gemini", _request("text", "chat_completions"))
+    call = EmbeddingCall(endpoint=chat.endpoint, model="sim-fast", request=request, deadline=chat.deadline)
+    assert [len(vector) for vector in (await ask.upstream.embed(call)).vectors] == [3, 3]
 
 
 # ------------------------------------------------------------------ from one provider to another

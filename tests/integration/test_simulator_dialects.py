@@ -382,6 +382,45 @@ async def test_what_was_thought_may_come_back_with_the_results(asking: Asking) -
     assert "sunny" in spoken.text(await asking.answer(WEATHER, **asked, **later))
 
 
+_CONTENT = {"parts": [{"text": "x"}]}
+_ENTRY = {"model": "models/sim-fast", "content": _CONTENT}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("v1beta/models/sim-fast:batchEmbedContents", {"requests": [{"content": _CONTENT}]}),
+        ("v1beta/models/sim-fast:batchEmbedContents", {"requests": [{**_ENTRY, "model": "models/another"}]}),
+        ("v1beta/models/sim-fast:batchEmbedContents", {"requests": []}),
+        ("v1beta/models/sim-fast:batchEmbedContents", {"requests": [_ENTRY] * 101}),
+        ("v1beta/models/sim-fast:embedContent", {"content": {"parts": []}}),
+        ("v1beta/models/sim-fast:embedContent", {"content": _CONTENT, "taskType": "query"}),
+        ("v1beta/models/sim-fast:embedContent", {"content": _CONTENT, "dimensions": 3}),
+        ("v1beta/models/sim-fast:embedContent", {"content": _CONTENT, "simulate": {"terminal": "none"}}),
+        ("client/v4/accounts/abc/ai/run/sim-fast", {"text": []}),
+        ("client/v4/accounts/abc/ai/run/sim-fast", {"text": ["x"] * 101}),
+        ("client/v4/accounts/abc/ai/run/sim-fast", {"text": "x", "dimensions": 3}),
+    ],
+)
+async def test_embeddings_are_as_strict_as_the_real_ones(
+    client: httpx.AsyncClient, simulator: SimulatedProvider, path: str, body: dict[str, Any]
+) -> None:
+    reply = await client.post(f"{simulator.url.removesuffix('/v1')}/{path}", json=body)
+    assert reply.status_code == 400, reply.text
+
+
+async def test_embeddings_are_told_in_the_form_of_the_method_that_was_called(
+    client: httpx.AsyncClient, simulator: SimulatedProvider
+) -> None:
+    root = simulator.url.removesuffix("/v1")
+    one = (await client.post(f"{root}/v1beta/models/sim-fast:embedContent", json={"content": _CONTENT})).json()
+    many = (await client.post(f"{root}/v1beta/models/sim-fast:batchEmbedContents", json={"requests": [_ENTRY]})).json()
+    workers = (await client.post(f"{root}/client/v4/accounts/abc/ai/run/sim-fast", json={"text": "x"})).json()
+    assert many["embeddings"] == [one["embedding"]]
+    assert workers["result"]["data"] == [one["embedding"]["values"]]
+    assert workers["result"]["shape"] == [1, 8]
+
+
 async def test_each_protocol_lists_the_models(client: httpx.AsyncClient, simulator: SimulatedProvider) -> None:
     root = simulator.url.removesuffix("/v1")
     openai = (await client.get(f"{root}/v1/models")).json()["data"]

@@ -9,7 +9,7 @@ from adapters.simulator.dialect import Dialect
 from adapters.simulator.dialects.anthropic_messages import AnthropicMessages
 from adapters.simulator.dialects.chat_completions import ChatCompletions
 from adapters.simulator.dialects.counting import CountTokens
-from adapters.simulator.dialects.embeddings import Embeddings
+from adapters.simulator.dialects.embeddings import Embeddings, GeminiEmbeddings, WorkersEmbeddings
 from adapters.simulator.dialects.gemini import Gemini
 from adapters.simulator.dialects.responses import Responses
 from adapters.simulator.dialects.workers_ai import WorkersAi
@@ -29,8 +29,9 @@ _CALLS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r"/v1/responses"), BY_NAME["responses"]),
     (re.compile(r"/v1/messages"), BY_NAME["anthropic_messages"]),
     (re.compile(r"/v1/messages/count_tokens"), CountTokens()),
+    (re.compile(r"/v1beta/models/[^/]+:(?:embedContent|batchEmbedContents)"), GeminiEmbeddings()),
     (re.compile(r"/v1beta/models/[^/]+:(?:g|streamG)enerateContent"), BY_NAME["gemini"]),
-    (re.compile(r"/client/v4/accounts/[^/]+/ai/run/.+"), BY_NAME["workers_ai"]),
+    (re.compile(r"/client/v4/accounts/[^/]+/ai/run/.+"), WorkersEmbeddings()),
 )
 _MODELS: tuple[tuple[re.Pattern[str], Dialect], ...] = (
     (re.compile(r"/v1/models"), CHAT_COMPLETIONS),

@@ -182,7 +182,7 @@ class Gemini:
         return Asked(request=request, fields=fields, stream=stream)
 
     def models(self, names: Sequence[str]) -> bytes:
-        methods = ["generateContent", "countTokens"]
+        methods = ["generateContent", "embedContent", "countTokens"]
         return text_of(
             {"models": [{"name": f"models/{name}", "supportedGenerationMethods": methods} for name in names]}
         )

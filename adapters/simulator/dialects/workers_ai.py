@@ -97,18 +97,15 @@ class WorkersAi:
         refuse_unshown(faults, _SHOWN)
 
     def parse(self, path: str, query: str, body: bytes) -> Asked:
-        called = _PATH.fullmatch(path)
-        assert called is not None, "the server sends us only what fits"
         fields = field_names(body)
         asked = decode(body, Body)
         if not asked.messages and asked.prompt is None:
             raise BadRequest("must have required property 'prompt' or 'messages'", param="messages")
         if asked.stream and asked.response_format is not None:
             raise BadRequest("JSON mode cannot be streamed", param="response_format")
-        model = unquote(called["model"])
         form = asked.response_format
         request = requests.Request(
-            model=f"{model}?{query}" if query else model,
+            model=model_in(path, query),
             messages=[_message(message) for message in asked.messages or ()]
             or [requests.Message(role="user", content=asked.prompt)],
             stream=asked.stream,
@@ -126,7 +123,7 @@ class WorkersAi:
         return Asked(request=request, fields=fields, stream=asked.stream is True)
 
     def models(self, names: Sequence[str]) -> bytes:
-        return _wrapped([{"name": name, "task": {"name": "Text Generation"}} for name in names])
+        return wrapped([{"name": name, "task": {"name": "Text Generation"}} for name in names])
 
     def whole(self, answer: Answer, faults: Faults) -> tuple[bytes, Ended]:
         choice = answer.choices[0]
@@ -139,8 +136,8 @@ class WorkersAi:
             result["usage"] = _usage(answer, answer.completion_tokens)
         # A whole answer's end is that of its JSON; there is nothing in it that could be missing but the answer itself.
         if faults.terminal is not None:
-            return _wrapped({}), Ended.UNPROVEN
-        return _wrapped(result), Ended.COMPLETE
+            return wrapped({}), Ended.UNPROVEN
+        return wrapped(result), Ended.COMPLETE
 
     def writer(self, answer: Answer, faults: Faults, asked: Asked) -> _Stream:  # noqa: ARG002 - the same of every dialect
         return _Stream(answer, faults)
@@ -184,7 +181,15 @@ def _tool(tool: Tool, path: str) -> requests.Tool:
     )
 
 
-def _wrapped(result: Any) -> bytes:
+def model_in(path: str, query: str) -> str:
+    """The model that is called, with its faults."""
+    called = _PATH.fullmatch(path)
+    assert called is not None, "the server sends us only what fits"
+    model = unquote(called["model"])
+    return f"{model}?{query}" if query else model
+
+
+def wrapped(result: Any) -> bytes:
     return text_of({"result": result, "success": True, "errors": [], "messages": []})
 
 
