@@ -40,6 +40,10 @@ def own(protocol: str, signature: str | None) -> str | None:
     return signature.removeprefix(f"{protocol}:")
 
 
+def is_marked(signature: str) -> bool:
+    return _MARKED.match(signature) is not None
+
+
 def is_foreign(protocol: str, signature: str | None) -> bool:
     """It was made in another protocol, or nobody knows in which."""
     return signature is not None and own(protocol, signature) is None

@@ -156,7 +156,7 @@ REQUESTS: Mapping[str, tuple[ChatRequest, Callable[[ChatRequest], Any]]] = {
     ),
     "reasoning sent back, with its signature": (_called(_result(), Reasoning(text="Hm.", signature="c2ln")), _messages),
     "reasoning sent back, without one": (_called(_result(), Reasoning(text="Hm.")), _messages),
-    "signature of a call sent back": (_called(_result(), signature="c2lnbmVk"), _messages),
+    "signature of a call sent back": (_called(_result(), signature="gemini:call:c2lnbmVk"), _messages),
     "prompt-cache boundary": (
         ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="Hi", cache="5m"),)),)),
         _messages,
@@ -269,7 +269,7 @@ ANSWERS: Mapping[str, tuple[ChatResponse, Callable[[dict[str, Any]], Any]]] = {
         lambda told: [(call["name"], call["arguments"]) for call in _first(told).get("tool_calls", [])],
     ),
     "signature of a call": (
-        _answer(tool_calls=(msgspec.structs.replace(_CALL, signature="c2lnbmVk"),)),
+        _answer(tool_calls=(msgspec.structs.replace(_CALL, signature="gemini:call:c2lnbmVk"),)),
         lambda told: [call.get("signature") for call in _first(told).get("tool_calls", []) if "signature" in call],
     ),
     "reasoning": (_answer(reasoning=(Reasoning(text="Hm."),)), lambda told: _first(told).get("reasoning")),

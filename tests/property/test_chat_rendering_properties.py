@@ -42,7 +42,7 @@ _image = st.builds(Image, url=st.just("https://example.com/a.png")) | st.builds(
 )
 _token = st.builds(TokenLogprob, token=_text, logprob=st.floats(-9, 0))
 _logprob = st.builds(TokenLogprob, token=_text, logprob=st.floats(-9, 0), top=st.lists(_token, max_size=2).map(tuple))
-_call = st.builds(ToolCall, id=_some, name=_some, arguments=_text, signature=st.none() | _some)
+_call = st.builds(ToolCall, id=_some, name=_some, arguments=_text, signature=st.none() | _signed)
 
 
 @st.composite

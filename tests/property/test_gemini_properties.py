@@ -164,7 +164,7 @@ def responses(draw: st.DrawFn) -> ChatResponse:
                 id=f"c{number}",
                 name="f",
                 arguments=json.dumps(draw(st.dictionaries(_text, _json, max_size=2))),
-                signature=draw(st.none() | st.sampled_from(["QUJD", "REVG"])),
+                signature=draw(st.none() | st.sampled_from(["gemini:call:QUJD", "gemini:call:REVG"])),
             )
             for number in range(draw(st.integers(0, 2)))
         )

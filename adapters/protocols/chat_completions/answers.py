@@ -32,6 +32,8 @@ from adapters.protocols.chat_completions.schema import (
 from metering.usage import NOTHING, Usage
 
 NAME = "chat_completions"
+#: Whose the signatures of calls are: no other provider has any, whichever format it is asked in.
+SIGNED_CALL = "gemini:call"
 
 #: Native words for how a choice ended; the rest are OTHER.
 _STOP: dict[str, StopReason] = {
@@ -330,7 +332,12 @@ def _as_bytes(numbers: tuple[int, ...]) -> bytes | None:
 
 
 def signature_in(extra_content: object) -> str | None:
-    """Of a tool call, where Gemini's own compatible endpoint puts it."""
+    """Of a tool call, in the canonical form."""
+    return signatures.heard(SIGNED_CALL, told_signature(extra_content))
+
+
+def told_signature(extra_content: object) -> str | None:
+    """Of a tool call, as it stands where Gemini's own compatible endpoint puts it."""
     match extra_content:
         case {"google": {"thought_signature": str(signed)}}:
             return signed

@@ -401,8 +401,11 @@ def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending
         message.reasoning or any(call.signature is not None for call in message.tool_calls)
         for message in request.messages
     )
+    # A signature of a call that its own provider told has no mark.
     if not without_reasoning and any(
-        signatures.is_foreign(NAME, block.signature) for message in request.messages for block in message.reasoning
+        any(signatures.is_foreign(NAME, block.signature) for block in message.reasoning)
+        or any(call.signature is not None for call in message.tool_calls)
+        for message in request.messages
     ):
         fields["messages"] = _unsigned(msgspec.json.decode(fields["messages"]), sending)
     if without_cache or without_reasoning:
@@ -427,7 +430,21 @@ def _unsigned(messages: list[dict[str, Any]], sending: Sending) -> list[dict[str
                 kept.append(detail)
         if isinstance(message.get("reasoning_details"), list):
             message["reasoning_details"] = kept
+        for j, call in enumerate(_listed(message, "tool_calls")):
+            _unsign_call(call, f"messages[{i}].tool_calls[{j}]", sending)
     return messages
+
+
+def _unsign_call(call: Any, path: str, sending: Sending) -> None:
+    told = answers.told_signature(call.get("extra_content")) if isinstance(call, dict) else None
+    if told is None or not signatures.is_marked(told):
+        return
+    signature = signatures.own(answers.SIGNED_CALL, told)
+    if signature is not None and sending.endpoint.reasoning_field == "extra_content":
+        call["extra_content"]["google"]["thought_signature"] = signature
+    else:
+        del call["extra_content"]
+        sending.drop_own(f"{path}.extra_content")
 
 
 def _foreign_fields(detail: object) -> list[str]:
@@ -564,10 +581,10 @@ def _render_message(message: Message, path: str, sending: Sending) -> dict[str, 
         rendered["name"] = message.name
     if message.tool_calls:
         signed = sending.endpoint.reasoning_field == "extra_content" and not sending.omits("messages.reasoning")
-        rendered["tool_calls"] = [
-            answers.render_call(call.id, call.name, call.arguments, call.signature if signed else None)
-            for call in message.tool_calls
-        ]
+        rendered["tool_calls"] = []
+        for call in message.tool_calls:
+            signature = signatures.own(answers.SIGNED_CALL, call.signature) if signed else None
+            rendered["tool_calls"].append(answers.render_call(call.id, call.name, call.arguments, signature))
         rendered["content"] = rendered["content"] or None
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = message.tool_call_id
@@ -583,17 +600,18 @@ def _render_reasoning(message: Message, path: str, sending: Sending, rendered: d
     field = None if sending.omits("messages.reasoning") else sending.endpoint.reasoning_field
     details = field == "reasoning_details"
     # A signature is a proof for its own provider, and no other one misses it.
-    for i, call in enumerate(message.tool_calls if not details and field != "extra_content" else ()):
-        if call.signature:
+    for i, call in enumerate(message.tool_calls):
+        taken = details or field == "extra_content"
+        if call.signature and not (taken and signatures.own(answers.SIGNED_CALL, call.signature)):
             sending.drop(f"{path}.tool_calls[{i}].signature")
     thoughts = sending.thoughts(message, path, signed=details, unsigned=field not in {None, "extra_content"})
     blocks = [block for _, block in thoughts]
     if details:
         told = answers.render_details(blocks)
         told += [
-            answers.render_detail("", call.signature, redacted=True, block_id=call.id, block=len(told) + number)
+            answers.render_detail("", signature, redacted=True, block_id=call.id, block=len(told) + number)
             for number, call in enumerate(message.tool_calls)
-            if call.signature is not None
+            if (signature := signatures.own(answers.SIGNED_CALL, call.signature)) is not None
         ]
         if told:
             rendered["reasoning_details"] = told

@@ -242,7 +242,8 @@ class Reader:
     def _take_part(self, part: schema.Part, payload: bytes, response_id: str | None, events: list[Event]) -> None:
         signature, own = signatures.heard(part.thought_signature) if part.thought_signature else (None, False)
         if part.function_call is not None:
-            self._take_call(part.function_call, signature, payload, response_id, events)
+            marked = signatures.of_call(signature) if signature and own else signature
+            self._take_call(part.function_call, marked, payload, response_id, events)
         elif part.inline_data is not None:
             self._take_blob(part.inline_data, signature, events, thought=part.thought is True)
         elif part.thought:

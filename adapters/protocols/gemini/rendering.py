@@ -76,7 +76,7 @@ class _Call:
         call = {"id": self.id, "name": self.name, "args": args}
         part: dict[str, Any] = {"functionCall": call if self.id else {"name": self.name, "args": args}}
         if self.signature:
-            part["thoughtSignature"] = signatures.told_of_call(self.signature)
+            part["thoughtSignature"] = signatures.told(self.signature)
         return part
 
 

@@ -310,7 +310,8 @@ class _Messages:
             signature, own = _signature(fields, at)
             if "functionCall" in fields:
                 thinking = False
-                call = self._call(fields["functionCall"], f"{at}.functionCall", f"call_{number}_{i}", signature)
+                marked = signatures.of_call(signature) if signature is not None and own else signature
+                call = self._call(fields["functionCall"], f"{at}.functionCall", f"call_{number}_{i}", marked)
                 calls.append(call)
                 called.append(at)
                 self._open.append((call.name, call.id))
@@ -800,8 +801,11 @@ class _Writer:
             part: dict[str, Any] = {"functionCall": {"name": call.name, "args": args}}
             if call.id:
                 part["functionCall"]["id"] = call.id
-            if call.signature and signatures.can_be_ours(call.signature):
-                part["thoughtSignature"] = call.signature
+            signature = signatures.own(call.signature)
+            if signature is not None and signatures.can_be_ours(signature):
+                part["thoughtSignature"] = signature
+            elif call.signature is not None:
+                self._sending.drop(f"{path}.tool_calls[{j}].signature")
             rendered.append(part)
         _mark_unsigned(rendered, self._model)
         return rendered

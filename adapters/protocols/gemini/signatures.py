@@ -2,11 +2,11 @@
 Signatures of thoughts, and where they belong.
 
 A Gemini model signs parts of its answer: function calls, text, pictures and thoughts. Each signature has to come back
-on the part it was on, and what another provider signed must not come here: both make a request fail. A function call
-has its signature with it in the canonical form. The other ones are the signature of a block of reasoning, marked with
-whose it is and where it belongs: "gemini:text:0:14:..." was on these characters of the text, "gemini:image:0:..." on
-the first picture, "gemini:thought:..." on the thought that is the block's own text. Every other protocol carries a
-signature letter by letter, so the mark comes back through each.
+on the part it was on, and what another provider signed must not come here: both make a request fail. In the canonical
+form each is marked with whose it is and where it belongs. A function call has its own with it: "gemini:call:...". The
+other ones are the signature of a block of reasoning: "gemini:text:0:14:..." was on these characters of the text,
+"gemini:image:0:..." on the first picture, "gemini:thought:..." on the thought that is the block's own text. Every
+other protocol carries a signature letter by letter, so the mark comes back through each.
 
 On this wire a signature is bytes in base64. Google's client library gives its users the bytes and writes them back in
 the other alphabet of base64, and refuses what is no base64 at all. Another provider's signature is therefore wrapped
@@ -31,7 +31,7 @@ UNSIGNED = "skip_thought_signature_validator"
 _WRAP = b"tollbridge:"
 #: How each wrapped signature begins in JSON.
 WRAPPED = b'"' + base64.b64encode(_WRAP)[:14]
-_MARK = re.compile(r"gemini:(?:text:([0-9]{1,9}):([0-9]{1,9})|image:([0-9]{1,9})|thought):(.*)", re.DOTALL)
+_MARK = re.compile(r"gemini:(?:text:([0-9]{1,9}):([0-9]{1,9})|image:([0-9]{1,9})|thought|call):(.*)", re.DOTALL)
 
 
 def of_text(signature: str, start: int, end: int) -> str:
@@ -45,6 +45,10 @@ def of_image(signature: str, number: int) -> str:
 
 def of_thought(signature: str) -> str:
     return f"gemini:thought:{signature}"
+
+
+def of_call(signature: str) -> str:
+    return f"gemini:call:{signature}"
 
 
 def own(marked: str | None) -> str | None:
@@ -115,19 +119,9 @@ class Places:
 
 
 def told(signature: str) -> str:
-    """The signature of a block as a caller is given it: Gemini's own as it was, any other wrapped."""
+    """A signature as a caller is given it: Gemini's own as it was, any other wrapped."""
     mine = own(signature)
     return mine if mine is not None else wrapped(signature)
-
-
-def told_of_call(signature: str) -> str:
-    """The signature of a call as a caller is given it: only what is no base64 is not Gemini's."""
-    try:
-        if base64.b64encode(base64.b64decode(signature, validate=True)).decode() == signature:
-            return signature
-    except (binascii.Error, ValueError):
-        pass
-    return wrapped(signature)
 
 
 def wrapped(signature: str) -> str:

@@ -46,7 +46,7 @@ WHOLE = ChatResponse(
                 Reasoning(signature="gemini:text:7:10:REVG"),
             ),
             tool_calls=(
-                ToolCall(id="a", name="f", arguments='{ "x": 1.50 }', signature="R0hJ"),
+                ToolCall(id="a", name="f", arguments='{ "x": 1.50 }', signature="gemini:call:R0hJ"),
                 ToolCall(id="b", name="g", arguments="{}"),
             ),
             images=(Image(data=b"\0\1", media_type="image/webp"),),

@@ -425,7 +425,7 @@ def test_reasoning_goes_back_in_the_field_the_provider_takes_it_in():
 
 SIGNED = Reasoning(text="hm", signature="chat_completions:c2ln", id="rs_1")
 HIDDEN = Reasoning(signature="chat_completions:gAAA", redacted=True)
-CALLED = ToolCall(id="c1", name="f", arguments="{}", signature="dGM=")
+CALLED = ToolCall(id="c1", name="f", arguments="{}", signature="gemini:call:dGM=")
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])

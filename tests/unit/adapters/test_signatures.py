@@ -88,6 +88,25 @@ def test_of_chat_completions_what_can_be_read_stays_and_foreign_signatures_are_t
     )
 
 
+def test_of_chat_completions_the_signature_of_a_call_goes_where_it_was_made_or_is_known_to_be_taken() -> None:
+    def body(signature: str) -> dict[str, Any]:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        signed = {**call, "extra_content": {"google": {"thought_signature": signature}}}
+        result = {"role": "tool", "tool_call_id": "c", "content": "x"}
+        return {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [signed]}, result]}
+
+    def call_of(request: HttpRequest) -> dict[str, Any]:
+        (call,) = json.loads(request.body)["messages"][1]["tool_calls"]
+        return dict(call.get("extra_content", {}))
+
+    its_own = sent("chat_completions", body=body("QUJD"))
+    assert (call_of(its_own), its_own.dropped) == ({"google": {"thought_signature": "QUJD"}}, ())
+    elsewhere = sent("chat_completions", body=body("gemini:call:QUJD"))
+    assert (call_of(elsewhere), elsewhere.dropped) == ({}, ("messages[1].tool_calls[0].extra_content",))
+    compatible = sent("chat_completions", body=body("gemini:call:QUJD"), reasoning_field="extra_content")
+    assert (call_of(compatible), compatible.dropped) == ({"google": {"thought_signature": "QUJD"}}, ())
+
+
 @pytest.mark.parametrize(
     ("protocol", "messages"),
     [
