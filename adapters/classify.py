@@ -86,6 +86,10 @@ _TELLING = tuple(
     )
 )
 
+#: Of an endpoint that every caller of a route is sent to, these say that the route is configured for what is not there:
+#: another address, another model. A protocol's table first asks whether it speaks of a thing that the caller named.
+NOT_THERE: frozenset[int] = frozenset({404, 405, 410})
+
 #: Our own words, by class.
 _WORDS: dict[ErrorClass, str] = {
     ErrorClass.FATAL: "the provider refused the request",

@@ -5,6 +5,7 @@ table of each protocol.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,26 @@ import msgspec
 
 from adapters.classify import Failure
 from adapters.contract import ToldError
+
+#: Codes and sentences of a 404 that speak of a thing the caller named by its id, not of the address or of the model:
+#: OpenAI tells a missing item of a conversation with no code at all. A sentence without an id may speak of anything.
+MISSING_CODES = frozenset(
+    {
+        "previous_response_not_found",
+        "conversation_not_found",
+        "prompt_not_found",
+        "file_not_found",
+        "image_file_not_found",
+        "container_not_found",
+        "vector_store_not_found",
+    }
+)
+MISSING_SENTENCE = re.compile(
+    r"^(?:No such file object: \S|No such file: \S"
+    r"|(?:Item|Previous response|Conversation|Prompt|Container|Vector store|File|Image)s? "
+    r"(?:with id\b|\S{1,100} (?:was |were )?not found))",
+    re.IGNORECASE,
+)
 
 #: The words of OpenAI's error types, by status.
 _TYPES = {

@@ -50,7 +50,7 @@ from adapters.chat import (
     ToolCallStart,
     UsageReport,
 )
-from adapters.classify import Failure, Rule, classify, request_id
+from adapters.classify import NOT_THERE, Failure, Rule, classify, request_id
 from adapters.contract import (
     AnswerHead,
     Batch,
@@ -134,7 +134,7 @@ _ERRORS: tuple[Rule, ...] = (
     Rule(codes=frozenset({"bad_key", "no_money"}), error_class=ErrorClass.OURS, credential_fault=True),
     Rule(codes=frozenset({"busy"}), error_class=ErrorClass.TRANSIENT, rate_limited=True),
     Rule(statuses=frozenset({401, 402, 403}), error_class=ErrorClass.OURS, credential_fault=True),
-    Rule(statuses=frozenset({404}), error_class=ErrorClass.OURS),
+    Rule(statuses=NOT_THERE, error_class=ErrorClass.OURS),
     Rule(statuses=frozenset({429}), error_class=ErrorClass.TRANSIENT, rate_limited=True),
     Rule(statuses=frozenset({408, 425}), error_class=ErrorClass.TRANSIENT),
     Rule(statuses=frozenset(range(300, 400)), error_class=ErrorClass.OURS),

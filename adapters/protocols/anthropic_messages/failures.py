@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify, failure_in, prose_of
+from adapters.classify import NOT_THERE, Failure, Rule, classify, failure_in, prose_of
 from adapters.contract import ToldError
 from adapters.errors import ErrorClass, Rejected
 
@@ -46,9 +46,15 @@ TABLE: tuple[Rule, ...] = (
     Rule(statuses=frozenset({401}), error_class=_OURS, credential_fault=True),
     Rule(statuses=frozenset({402}), error_class=_OURS, credential_fault=True),
     # Refused by something before the API: not our credential.
-    Rule(statuses=frozenset({403, 404}), marks=frozenset({"not_json"}), error_class=_OURS),
+    Rule(statuses=frozenset({403}), marks=frozenset({"not_json"}), error_class=_OURS),
     Rule(statuses=frozenset({403}), error_class=_OURS, credential_fault=True),
-    Rule(statuses=frozenset({404}), message=re.compile(r"^model\b", re.IGNORECASE), error_class=_OURS),
+    # A file, a container or a skill that the caller named by its id.
+    Rule(
+        statuses=frozenset({404}),
+        message=re.compile(r"\b(?:file|container|skill)_[A-Za-z0-9]{4,}"),
+        error_class=_FATAL,
+    ),
+    Rule(statuses=NOT_THERE, error_class=_OURS),
     Rule(codes=frozenset({"overloaded_error"}), error_class=_TRANSIENT),
     Rule(statuses=frozenset({429}), error_class=_TRANSIENT, rate_limited=True),
     Rule(codes=frozenset({"conflict_error"}), error_class=_TRANSIENT),

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify, failure_in
+from adapters.classify import NOT_THERE, Failure, Rule, classify, failure_in
 from adapters.errors import ErrorClass, Rejected
-from adapters.openai_errors import error_of, failure_of, with_status
+from adapters.openai_errors import MISSING_CODES, MISSING_SENTENCE, error_of, failure_of, with_status
 
 _NO_CREDIT = frozenset(
     {
@@ -71,12 +71,9 @@ TABLE: tuple[Rule, ...] = (
     # Refused to an aggregator by a provider behind it, or by something before the API: not our credential.
     Rule(statuses=frozenset({403}), marks=frozenset({"aggregator", "not_json"}), error_class=_OURS),
     Rule(statuses=frozenset({403}), error_class=_OURS, credential_fault=True),
-    Rule(statuses=frozenset({404}), marks=frozenset({"not_json"}), error_class=_OURS),
-    Rule(
-        statuses=frozenset({404}),
-        message=re.compile(r"model\b.*\b(?:not found|does not exist)|not found for account", re.IGNORECASE | re.DOTALL),
-        error_class=_OURS,
-    ),
+    Rule(statuses=frozenset({404}), codes=MISSING_CODES, error_class=_FATAL),
+    Rule(statuses=frozenset({404}), message=MISSING_SENTENCE, error_class=_FATAL),
+    Rule(statuses=NOT_THERE, error_class=_OURS),
     Rule(statuses=frozenset({429}), error_class=_TRANSIENT, rate_limited=True),
     Rule(statuses=frozenset({408, 425, 498, 499}), error_class=_TRANSIENT),
     Rule(statuses=frozenset(range(300, 400)), error_class=_OURS),

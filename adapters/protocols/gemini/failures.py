@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify
+from adapters.classify import NOT_THERE, Failure, Rule, classify
 from adapters.errors import ErrorClass, Rejected
 
 _FATAL, _OURS, _TRANSIENT = ErrorClass.FATAL, ErrorClass.OURS, ErrorClass.TRANSIENT
@@ -56,6 +56,12 @@ TABLE: tuple[Rule, ...] = (
     # Of one model, which may only not exist.
     Rule(codes=frozenset({"iam_permission_denied"}), error_class=_OURS),
     Rule(statuses=frozenset({403}), marks=frozenset({"not_json"}), error_class=_OURS),
+    # A file that is another account's, or nobody's.
+    Rule(
+        statuses=frozenset({403}),
+        message=re.compile(r"access the file \S{1,200} or it may not exist", re.IGNORECASE),
+        error_class=_FATAL,
+    ),
     Rule(statuses=frozenset({401, 402, 403}), error_class=_OURS, credential_fault=True),
     # A file or a cache that the caller named; any other thing that is missing here is a model or an address of ours.
     Rule(
@@ -63,7 +69,7 @@ TABLE: tuple[Rule, ...] = (
         message=re.compile(r"cached ?content|\bfiles?\b|\bfiles?/", re.IGNORECASE),
         error_class=_FATAL,
     ),
-    Rule(statuses=frozenset({404, 405}), error_class=_OURS),
+    Rule(statuses=NOT_THERE, error_class=_OURS),
     # A quota of nothing: the model is not in the account's plan, and no waiting helps.
     Rule(statuses=frozenset({429}), marks=frozenset({"no_quota"}), error_class=_OURS),
     # Used up for today, for this model alone or for all of them.

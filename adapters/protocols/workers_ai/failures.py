@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.classify import Failure, Rule, classify
+from adapters.classify import NOT_THERE, Failure, Rule, classify
 from adapters.errors import ErrorClass, Rejected
 
 _FATAL, _OURS, _TRANSIENT = ErrorClass.FATAL, ErrorClass.OURS, ErrorClass.TRANSIENT
@@ -49,15 +49,23 @@ _NUMBERS: dict[str, tuple[str, int]] = {
 
 TABLE: tuple[Rule, ...] = (
     Rule(
-        # The account's own limit, its standing, its number or its token: nothing of it works for now.
-        codes=frozenset({"account_limited", "account_blocked", "authentication_error", "invalid_headers", "no_route"}),
+        # The account's own limit, its standing or its token: nothing of it works for now.
+        codes=frozenset({"account_limited", "account_blocked", "authentication_error", "invalid_headers"}),
         error_class=_OURS,
         credential_fault=True,
     ),
     Rule(codes=frozenset({"out_of_capacity"}), error_class=_TRANSIENT),
     Rule(
         codes=frozenset(
-            {"no_such_model", "invalid_model_id", "model_not_allowed", "model_agreement", "deprecated_sdk"}
+            {
+                "no_such_model",
+                "invalid_model_id",
+                "model_not_allowed",
+                "model_agreement",
+                "deprecated_sdk",
+                # A path that there is not: of this model, or of an account's number that is none.
+                "no_route",
+            }
         ),
         error_class=_OURS,
     ),
@@ -65,7 +73,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(statuses=frozenset({401, 402}), error_class=_OURS, credential_fault=True),
     Rule(statuses=frozenset({403}), marks=frozenset({"not_json"}), error_class=_OURS),
     Rule(statuses=frozenset({403}), error_class=_OURS, credential_fault=True),
-    Rule(statuses=frozenset({404, 405}), error_class=_OURS),
+    Rule(statuses=NOT_THERE, error_class=_OURS),
     Rule(statuses=frozenset({429}), error_class=_TRANSIENT, rate_limited=True),
     Rule(statuses=frozenset({408, 425, 499}), error_class=_TRANSIENT),
     Rule(statuses=frozenset(range(300, 400)), error_class=_OURS),

@@ -42,7 +42,7 @@ def wrapped(code: object = None, kind: str | None = None, message: str = "") -> 
         (403, {"error": {"code": 403, "metadata": {"reasons": ["x"], "provider_name": "y"}}}, {}, (F, False, False)),
         (404, wrapped("model_not_found"), {}, (O, False, False)),
         (404, wrapped(None, None, 'model "llama9" not found, try pulling it first'), {}, (O, False, False)),
-        (404, wrapped(None, None, "No such file"), {}, (F, False, False)),
+        (404, wrapped(None, None, "No such File object: file-1"), {}, (F, False, False)),
         (404, b"404 page not found", {}, (O, False, False)),
         (408, b"", {}, (T, False, False)),
         (409, wrapped(), {}, (F, False, False)),
