@@ -188,6 +188,8 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     verbosity: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    #: How long the provider's cache keeps what it read, in OpenAI's words.
+    prompt_cache_retention: str | None = None
     #: The provider may keep the exchange.
     store: bool | None = None
     metadata: dict[str, str] | None = None

@@ -277,6 +277,7 @@ _UNKNOWN = (
     "verbosity",
     "service_tier",
     "prompt_cache_key",
+    "prompt_cache_retention",
     "store",
     "metadata",
     "end_user",

@@ -70,6 +70,7 @@ PARAMETERS: Final = frozenset(
         "verbosity",
         "service_tier",
         "prompt_cache_key",
+        "prompt_cache_retention",
         "store",
         "metadata",
         "end_user",
@@ -90,8 +91,7 @@ DROPPED_WORDS: Final = PARAMETERS | {
     "include",
     "labels",
     "prompt_cache_options",
-    "prompt_cache_retention",
-    "safety_identifier",
+    "user",
     "stream_options",
 }
 
@@ -99,7 +99,7 @@ DROPPED_WORDS: Final = PARAMETERS | {
 _NATIVE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "reasoning_effort": ("reasoning", "thinking"),
     "reasoning_budget_tokens": ("reasoning", "thinking"),
-    "end_user": ("user",),
+    "end_user": ("user", "safety_identifier"),
 }
 
 

@@ -56,6 +56,7 @@ class Parameters(TypedDict, total=False):
     response_format: Json | pb.ResponseFormat
     service_tier: str
     prompt_cache_key: str
+    prompt_cache_retention: str
     store: bool
     metadata: Mapping[str, str]
     session_id: str

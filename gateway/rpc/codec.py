@@ -199,6 +199,7 @@ def decode_request(request: pb.CompletionRequest) -> Asked:
         verbosity=_optional_identifier(request, "verbosity"),
         service_tier=_optional_identifier(request, "service_tier"),
         prompt_cache_key=_optional_identifier(request, "prompt_cache_key"),
+        prompt_cache_retention=_optional_identifier(request, "prompt_cache_retention"),
         store=request.store if request.HasField("store") else None,
         metadata=_metadata(request.metadata),
         end_user=_optional_identifier(request, "end_user"),

@@ -84,6 +84,8 @@ ASKED: Mapping[str, Mapping[str, dict[str, Any]]] = {
                 "prompt_cache_key": "k",
                 "store": True,
                 "metadata": {"a": "b"},
+                "safety_identifier": "u",
+                "prompt_cache_retention": "24h",
                 "user": "u",
                 "temperature": 1.5,
                 "reasoning_effort": "low",
@@ -93,6 +95,7 @@ ASKED: Mapping[str, Mapping[str, dict[str, Any]]] = {
                 "modalities": ["text", "audio"],
             }.items()
         },
+        "two users": _chat(safety_identifier="u", user="v"),
         "schema": _chat(
             response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": True, "description": "d"}}
         ),
@@ -673,3 +676,24 @@ def test_a_field_by_another_name_is_told_by_the_callers() -> None:
     for provider, omitted in (("anthropic_messages", "stop_sequences"), ("gemini", "generationConfig.stopSequences")):
         request = PROTOCOLS["chat_completions"].parse_request(json.dumps(_chat(stop="END")).encode())
         assert _render(provider, request, omit=frozenset({omitted})).dropped == ("stop",)
+
+
+@pytest.mark.parametrize(
+    ("caller", "provider", "user"),
+    [
+        ("chat_completions", "responses", "safety_identifier"),
+        ("responses", "chat_completions", "user"),
+    ],
+)
+def test_what_both_apis_of_openai_have_is_carried_between_them(caller: str, provider: str, user: str) -> None:
+    asked = {"safety_identifier": "u", "prompt_cache_retention": "24h", "prompt_cache_key": "k"}
+    body = _chat(**asked) if caller == "chat_completions" else _responses(**asked)
+    request = PROTOCOLS[caller].parse_request(json.dumps(body).encode())
+    sent = _render(provider, request)
+    fields = json.loads(sent.body)
+    assert sent.dropped == ()
+    assert {name: fields[name] for name in (user, "prompt_cache_retention", "prompt_cache_key")} == {
+        user: "u",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_key": "k",
+    }

@@ -162,6 +162,7 @@ REQUESTS: Mapping[str, tuple[ChatRequest, Callable[[ChatRequest], Any]]] = {
         _messages,
     ),
     "prompt-cache key": (_with(prompt_cache_key="k"), lambda r: r.prompt_cache_key),
+    "prompt-cache retention": (_with(prompt_cache_retention="24h"), lambda r: r.prompt_cache_retention),
     "output limit": (_with(max_output_tokens=100), lambda r: r.max_output_tokens),
     "temperature": (_with(temperature=0.5), lambda r: r.temperature),
     "top_p": (_with(top_p=0.5), lambda r: r.top_p),

@@ -162,6 +162,7 @@ _UNSAYABLE = (
     "logit_bias",
     "verbosity",
     "prompt_cache_key",
+    "prompt_cache_retention",
     "store",
     "metadata",
 )

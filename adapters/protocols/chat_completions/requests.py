@@ -68,7 +68,7 @@ _REASONING_MARKS = frozenset({"reasoning_content", "reasoning", "reasoning_detai
 #: Canonical names to those of this format.
 WORDS: Words = {
     "max_output_tokens": ("max_completion_tokens", "max_tokens"),
-    "end_user": ("user",),
+    "end_user": ("safety_identifier", "user"),
     "reasoning_effort": ("reasoning_effort", "reasoning.effort"),
     "reasoning_budget_tokens": ("reasoning.max_tokens", "thinking_budget"),
     "tool_choice": ("tool_choice", "function_call"),
@@ -108,6 +108,8 @@ def parse_request(body: bytes) -> ChatRequest:
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
     _note_unread(fields, unmapped)
+    if wire.safety_identifier and wire.user and wire.user != wire.safety_identifier:
+        unmapped.append("user")
     effort, budget = _reasoning_wanted(wire, unmapped)
     spots: list[Spot] = []
     messages = tuple(_message(message, f"messages[{i}]", unmapped, spots) for i, message in enumerate(wire.messages))
@@ -137,9 +139,10 @@ def parse_request(body: bytes) -> ChatRequest:
         verbosity=wire.verbosity,
         service_tier=wire.service_tier,
         prompt_cache_key=wire.prompt_cache_key,
+        prompt_cache_retention=wire.prompt_cache_retention,
         store=wire.store,
         metadata=wire.metadata,
-        end_user=wire.user,
+        end_user=wire.safety_identifier or wire.user,
         native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(unmapped)),
         paths=Paths(messages=spots, tools=[at for at, tool in tools if tool is not None], words=WORDS),
     )
@@ -546,6 +549,7 @@ def _canonical_fields(request: ChatRequest, sending: Sending) -> dict[str, Any]:
         "verbosity": request.verbosity,
         "service_tier": request.service_tier,
         "prompt_cache_key": request.prompt_cache_key,
+        "prompt_cache_retention": request.prompt_cache_retention,
         "store": request.store,
         "metadata": request.metadata,
         "user": request.end_user,

@@ -149,9 +149,12 @@ class RequestIn(Wire):
     verbosity: str | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
+    #: OpenAI's newer word for it.
+    safety_identifier: str | None = None
 
 
 # ------------------------------------------------------------------ answers

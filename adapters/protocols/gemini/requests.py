@@ -695,7 +695,9 @@ class _Writer:
     def fields(self) -> dict[str, Any]:
         request = self._request
         self._sending.refuse_unmapped()
-        self._sending.refuse_unknown(("logit_bias", "verbosity", "prompt_cache_key", "metadata", "end_user"))
+        self._sending.refuse_unknown(
+            ("logit_bias", "verbosity", "prompt_cache_key", "prompt_cache_retention", "metadata", "end_user")
+        )
         if request.parallel_tool_calls is False:
             self._refuse("parallel_tool_calls", "cannot forbid more than one call at a time")
         contents, system = self._contents()

@@ -85,6 +85,8 @@ def parse_request(body: bytes) -> ChatRequest:
         unmapped.append("background")
     if wire.truncation not in {None, "disabled"}:
         unmapped.append("truncation")
+    if wire.safety_identifier and wire.user and wire.user != wire.safety_identifier:
+        unmapped.append("user")
     include = wire.include or ()
     if any(asked not in {LOGPROBS, ENCRYPTED} for asked in include):
         unmapped.append("include")
@@ -107,6 +109,7 @@ def parse_request(body: bytes) -> ChatRequest:
         verbosity=wire.text.verbosity if wire.text else None,
         service_tier=wire.service_tier,
         prompt_cache_key=wire.prompt_cache_key,
+        prompt_cache_retention=wire.prompt_cache_retention,
         store=wire.store,
         metadata=wire.metadata,
         end_user=wire.safety_identifier or wire.user,

@@ -127,6 +127,7 @@ class RequestIn(Wire):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     service_tier: str | None = None
     truncation: str | None = None
     user: str | None = None

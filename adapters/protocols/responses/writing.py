@@ -197,6 +197,7 @@ class _Writer:
             "reasoning": reasoning,
             "service_tier": self._asked("service_tier", request.service_tier),
             "prompt_cache_key": self._asked("prompt_cache_key", request.prompt_cache_key),
+            "prompt_cache_retention": self._asked("prompt_cache_retention", request.prompt_cache_retention),
             "metadata": self._asked("metadata", request.metadata),
             "safety_identifier": self._asked("end_user", request.end_user),
             "include": self._include(logprobs=logprobs is True, stored=store is True),

@@ -53,6 +53,7 @@ _UNKNOWN = (
     "logit_bias",
     "verbosity",
     "service_tier",
+    "prompt_cache_retention",
     "store",
     "metadata",
     "end_user",

@@ -68,7 +68,7 @@ FINISH_REASON_PAUSE: FinishReason
 FINISH_REASON_OTHER: FinishReason
 
 class CompletionRequest(_message.Message):
-    __slots__ = ("model", "messages", "temperature", "top_p", "max_output_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "logit_bias", "reasoning_effort", "reasoning_budget_tokens", "end_user", "extra", "top_k", "verbosity", "tools", "tool_choice", "parallel_tool_calls", "response_format", "service_tier", "prompt_cache_key", "store", "metadata", "session_id", "debit_id", "idempotency_key", "scope_id", "run_id", "step_id", "skill", "skill_version", "role", "tags", "owner_fence", "tool", "max_cost_usd", "allowed_providers", "allow_failover", "resend_uncertain", "spill_after_s", "allowed_models", "order", "unsupported", "explain")
+    __slots__ = ("model", "messages", "temperature", "top_p", "max_output_tokens", "stop", "seed", "n", "presence_penalty", "frequency_penalty", "logprobs", "top_logprobs", "logit_bias", "reasoning_effort", "reasoning_budget_tokens", "end_user", "extra", "top_k", "verbosity", "tools", "tool_choice", "parallel_tool_calls", "response_format", "service_tier", "prompt_cache_key", "store", "metadata", "prompt_cache_retention", "session_id", "debit_id", "idempotency_key", "scope_id", "run_id", "step_id", "skill", "skill_version", "role", "tags", "owner_fence", "tool", "max_cost_usd", "allowed_providers", "allow_failover", "resend_uncertain", "spill_after_s", "allowed_models", "order", "unsupported", "explain")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class CompletionRequest(_message.Message):
     PROMPT_CACHE_KEY_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CACHE_RETENTION_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     DEBIT_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +167,7 @@ class CompletionRequest(_message.Message):
     prompt_cache_key: str
     store: bool
     metadata: _containers.ScalarMap[str, str]
+    prompt_cache_retention: str
     session_id: str
     debit_id: str
     idempotency_key: str
@@ -187,7 +189,7 @@ class CompletionRequest(_message.Message):
     order: Order
     unsupported: Unsupported
     explain: bool
-    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[str, float]] = ..., reasoning_effort: _Optional[str] = ..., reasoning_budget_tokens: _Optional[int] = ..., end_user: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., top_k: _Optional[int] = ..., verbosity: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., service_tier: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., store: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., session_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., scope_id: _Optional[str] = ..., run_id: _Optional[str] = ..., step_id: _Optional[str] = ..., skill: _Optional[str] = ..., skill_version: _Optional[str] = ..., role: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., owner_fence: _Optional[int] = ..., tool: _Optional[str] = ..., max_cost_usd: _Optional[str] = ..., allowed_providers: _Optional[_Iterable[str]] = ..., allow_failover: _Optional[bool] = ..., resend_uncertain: _Optional[_Union[ResendUncertain, str]] = ..., spill_after_s: _Optional[float] = ..., allowed_models: _Optional[_Iterable[str]] = ..., order: _Optional[_Union[Order, str]] = ..., unsupported: _Optional[_Union[Unsupported, str]] = ..., explain: _Optional[bool] = ..., **kwargs) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., max_output_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., seed: _Optional[int] = ..., n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logprobs: _Optional[bool] = ..., top_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[str, float]] = ..., reasoning_effort: _Optional[str] = ..., reasoning_budget_tokens: _Optional[int] = ..., end_user: _Optional[str] = ..., extra: _Optional[_Union[_struct_pb2.Struct, _Mapping]] = ..., top_k: _Optional[int] = ..., verbosity: _Optional[str] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: _Optional[bool] = ..., response_format: _Optional[_Union[ResponseFormat, _Mapping]] = ..., service_tier: _Optional[str] = ..., prompt_cache_key: _Optional[str] = ..., store: _Optional[bool] = ..., metadata: _Optional[_Mapping[str, str]] = ..., prompt_cache_retention: _Optional[str] = ..., session_id: _Optional[str] = ..., debit_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., scope_id: _Optional[str] = ..., run_id: _Optional[str] = ..., step_id: _Optional[str] = ..., skill: _Optional[str] = ..., skill_version: _Optional[str] = ..., role: _Optional[str] = ..., tags: _Optional[_Mapping[str, str]] = ..., owner_fence: _Optional[int] = ..., tool: _Optional[str] = ..., max_cost_usd: _Optional[str] = ..., allowed_providers: _Optional[_Iterable[str]] = ..., allow_failover: _Optional[bool] = ..., resend_uncertain: _Optional[_Union[ResendUncertain, str]] = ..., spill_after_s: _Optional[float] = ..., allowed_models: _Optional[_Iterable[str]] = ..., order: _Optional[_Union[Order, str]] = ..., unsupported: _Optional[_Union[Unsupported, str]] = ..., explain: _Optional[bool] = ..., **kwargs) -> None: ...
 
 class Message(_message.Message):
     __slots__ = ("role", "text", "parts", "tool_calls", "tool_call_id", "name", "is_error", "refusal", "reasoning")

@@ -93,6 +93,7 @@ def test_every_field_of_the_request_arrives() -> None:
         verbosity="low",
         service_tier="flex",
         prompt_cache_key="k",
+        prompt_cache_retention="24h",
         store=False,
         metadata={"ticket": "7"},
         max_output_tokens=100,
@@ -168,6 +169,7 @@ def test_every_field_of_the_request_arrives() -> None:
     assert (sent.logprobs, sent.top_logprobs, sent.logit_bias) == (True, 0, {"50256": -100.0})
     assert (sent.reasoning_effort, sent.reasoning_budget_tokens, sent.end_user) == ("low", 0, "u1")
     assert (sent.top_k, sent.verbosity, sent.service_tier, sent.prompt_cache_key) == (40, "low", "flex", "k")
+    assert sent.prompt_cache_retention == "24h"
     assert (sent.store, sent.metadata, sent.tools[0].cache) == (False, {"ticket": "7"}, "1h")
     assert (sent.tools[0].name, sent.tools[0].description, sent.tools[0].strict) == ("look_up", "finds", False)
     assert bytes(sent.tools[0].parameters or b"") == b'{"type":"object"}'
