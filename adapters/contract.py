@@ -167,6 +167,8 @@ class ToldError(msgspec.Struct, frozen=True, kw_only=True):
     #: The field at fault.
     param: str | None = None
     request_id: str | None = None
+    #: What kind of error it is, in OpenAI's words; None: what its status says.
+    type: str | None = None
 
 
 class StreamRenderer(Protocol):

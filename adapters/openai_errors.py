@@ -94,7 +94,7 @@ def told(error: ToldError) -> dict[str, Any]:
     usual = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
     inner: dict[str, Any] = {
         "message": error.message,
-        "type": _TYPES.get(error.status, usual),
+        "type": error.type or _TYPES.get(error.status, usual),
         "param": error.param,
         "code": error.code,
     }

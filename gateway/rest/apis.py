@@ -184,10 +184,11 @@ def spoken(apis: tuple[Api, ...], headers: Mapping[str, str]) -> Api | None:
 
 def told(error: GatewayError, request_id: str) -> ToldError:
     """An error as a protocol is to tell it. Many clients show the message alone, so it names the field as well."""
-    param = error.param
+    param, status = error.param, status_of(error)
     return ToldError(
-        status=status_of(error),
+        status=status,
         code=_code_of(error),
+        type=error.status.type if status == error.status.http else None,
         message=error.message if param is None or param in error.message else f"{param}: {error.message}",
         param=param,
         request_id=request_id,

@@ -465,7 +465,10 @@ def _unmade(view: BatchView, custom_id: object) -> bytes:
 def _errored(code: str, message: str, *, param: str | None = None, request_id: str | None = None) -> dict[str, object]:
     # Another version may have had codes of its own.
     known = Code(code) if code in frozenset(Code) else Code.INTERNAL
-    error = ToldError(status=STATUS[known].http, code=code, message=message, param=param, request_id=request_id or "")
+    row = STATUS[known]
+    error = ToldError(
+        status=row.http, type=row.type, code=code, message=message, param=param, request_id=request_id or ""
+    )
     return {"type": "errored", "error": msgspec.Raw(MESSAGES.protocol.render_error(error))}
 
 

@@ -113,6 +113,15 @@ async def test_limits_hold_over_all_processes_and_transports_and_outlive_a_kill(
         assert (answer.status_code, answer.json()["error"]["code"]) == (429, "budget_exceeded")
         assert answer.headers["x-should-retry"] == "false"
         assert "retry-after" not in answer.headers
+        for path, body, kind in (
+            ("/v1/chat/completions", paid(), "insufficient_quota"),
+            ("/v1/responses", {"model": "paid", "input": "x", "max_output_tokens": TOKENS}, "insufficient_quota"),
+            ("/v1/messages", paid(), "billing_error"),
+        ):
+            headers = {"anthropic-version": "2023-06-01"} if path == "/v1/messages" else {}
+            answer = await ask(other, secret, path, json=body, headers=headers)
+            told = answer.json()["error"]
+            assert (answer.status_code, told["code"], told["type"]) == (429, "budget_exceeded", kind), path
         assert await refusal(one, secret) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "budget_exceeded", None, "false")
         [job] = (await ask(one, secret, "/v1/jobs", json=line())).json()["jobs"]
         ended = await ask(one, secret, f"/v1/jobs/{job['id']}?wait=30", method="GET")

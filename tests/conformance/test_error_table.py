@@ -10,6 +10,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from gateway import errors
+from gateway.rest import apis
 from gateway.rest.status import error_response
 from gateway.rpc import status as rpc_status
 
@@ -24,6 +25,19 @@ OPENAI_TYPES = {
     "overloaded_error",
     "permission_error",
     "rate_limit_error",
+    "timeout_error",
+}
+#: Of Anthropic's API, but for `billing_error`.
+ANTHROPIC_TYPES = {
+    "api_error",
+    "authentication_error",
+    "conflict_error",
+    "invalid_request_error",
+    "not_found_error",
+    "overloaded_error",
+    "permission_error",
+    "rate_limit_error",
+    "request_too_large",
     "timeout_error",
 }
 
@@ -86,6 +100,22 @@ def test_both_transports_tell_the_same_code(code: errors.Code) -> None:
     assert told["type"] == errors.STATUS[code].type
     assert told["dispatched"] is False
     assert info.metadata["dispatched"] == "false"
+
+
+@pytest.mark.parametrize("code", errors.Code)
+def test_the_apis_of_others_tell_an_error_with_the_type_of_its_code(code: errors.Code) -> None:
+    error = errors.GatewayError("what to do", code=code)
+    for api in (apis.CHAT_COMPLETIONS, apis.RESPONSES, apis.MESSAGES):
+        response = error_response(error, "f00", api)
+        assert isinstance(response.body, bytes)
+        told = msgspec.json.decode(response.body)["error"]
+        assert (response.status, told["code"]) == (errors.STATUS[code].http, code.value)
+        if api is not apis.MESSAGES:
+            assert told["type"] == errors.STATUS[code].type
+        elif code is errors.Code.BUDGET_EXCEEDED:
+            assert told["type"] == "billing_error"
+        else:
+            assert told["type"] in ANTHROPIC_TYPES
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -82,6 +82,8 @@ _TYPE_OF: dict[int, str] = {status: name for name, status in _STATUS_OF.items()}
     408: "timeout_error",
     503: "overloaded_error",
 }
+#: This API's word for what OpenAI's says more of than the status does.
+_TYPE_FOR: dict[str, str] = {"insufficient_quota": "billing_error"}
 
 
 def from_response(status: int, headers: Mapping[str, str], body: bytes) -> Rejected:
@@ -139,7 +141,8 @@ def render_error(error: ToldError) -> bytes:
     The error object of this API, with our stable `code` beside its type, and the field at fault where one is known.
     The vendor's clients choose their exception by status and by `type`.
     """
-    kind = _TYPE_OF.get(error.status) or ("invalid_request_error" if 400 <= error.status < 500 else "api_error")
+    usual = _TYPE_OF.get(error.status) or ("invalid_request_error" if 400 <= error.status < 500 else "api_error")
+    kind = _TYPE_FOR.get(error.type or "", usual)
     inner: dict[str, Any] = {"type": kind, "message": error.message, "code": error.code}
     if error.param is not None:
         inner["param"] = error.param
