@@ -53,11 +53,17 @@ class Destinations:
             raise InvalidRequest("must be a plain URL: https://host/path", param=param)
         scheme, host, port = found["scheme"], found["host"].lower(), found["port"]
         if scheme == "http" and not self._allow_http:
-            raise InvalidRequest("must begin with https://", param=param)
+            raise InvalidRequest(
+                "must begin with https:// (the operator's webhooks.allow_http allows http://, for tests)", param=param
+            )
         number = int(port) if port else _PORTS[scheme]
         allowed = f"{host}:{number}" in self._hosts or (number == _PORTS[scheme] and host in self._hosts)
         if not allowed or self.address_fault(host) is not None:
-            raise InvalidRequest("its host is not among those that the operator allows", param=param)
+            raise InvalidRequest(
+                "its host, with its port where it names one, is not among those that the operator allows "
+                "(webhooks.allowed_hosts)",
+                param=param,
+            )
 
     def address_fault(self, text: str) -> str | None:
         """Why nothing may be sent to an address; None for one that is right, or is no address but a name."""

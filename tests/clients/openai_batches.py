@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import openai
 from openai import AsyncOpenAI, OpenAI
 
-from tests.clients.running import KEY, URL, raising, scenario, until
+from tests.clients.running import KEY, URL, provider, raising, scenario, until
 
 client = OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=30)
 
 #: Where the gateway may send word, and what it signs with.
 HOOK_PORT = int(os.environ.get("CLIENTS_HOOK_PORT", "0"))
+HOOK_URL = f"http://127.0.0.1:{HOOK_PORT}/hook"
 HOOK_SECRET = os.environ.get("CLIENTS_HOOK_SECRET", "")
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -173,8 +176,9 @@ async def the_async_client_does_the_same() -> None:
         assert (await client.files.content(file.id)).text.startswith("{")
 
 
-@scenario
-def the_client_reads_our_webhooks() -> None:
+@contextlib.contextmanager
+def hook() -> Iterator[list[tuple[dict[str, str], bytes]]]:
+    """What is told, as it comes."""
     taken: list[tuple[dict[str, str], bytes]] = []
 
     class Hook(BaseHTTPRequestHandler):
@@ -190,18 +194,24 @@ def the_client_reads_our_webhooks() -> None:
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
+        yield taken
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@scenario
+def the_client_reads_our_webhooks() -> None:
+    with hook() as taken:
         file = client.files.create(file=jsonl(chat(1)), purpose="batch")
         made = client.batches.create(
             input_file_id=file.id,
             endpoint="/v1/chat/completions",
             completion_window="24h",
-            extra_body={"webhook_url": f"http://127.0.0.1:{HOOK_PORT}/hook"},
+            extra_body={"webhook_url": HOOK_URL},
         )
         until(lambda: bool(taken), within=20)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
     headers, body = taken[0]
     event = client.webhooks.unwrap(body, headers, secret=HOOK_SECRET)
     assert isinstance(event, openai.types.webhooks.BatchCompletedWebhookEvent)
@@ -215,3 +225,34 @@ def the_client_reads_our_webhooks() -> None:
             completion_window="24h",
             extra_body={"webhook_url": "https://elsewhere.example/"},
         )
+
+
+@scenario
+def the_client_reads_how_a_response_in_the_background_ended() -> None:
+    events = openai.types.webhooks
+
+    def asked(**given: Any) -> str:
+        response = client.responses.create(
+            input="what is a bridge?",
+            background=True,
+            extra_headers={"x-tollbridge-webhook-url": HOOK_URL},
+            **{"model": "chat", **given},
+        )
+        return response.id
+
+    with hook() as taken:
+        wanted = {
+            asked(): events.ResponseCompletedWebhookEvent,
+            asked(model="responses", max_output_tokens=1): events.ResponseIncompleteWebhookEvent,
+            # No provider of Chat Completions has conversations.
+            asked(conversation="conv_1"): events.ResponseFailedWebhookEvent,
+        }
+        provider("faults", {"latency": 60}, model="sim-fast")
+        cancelled = asked()
+        client.responses.cancel(cancelled)
+        wanted[cancelled] = events.ResponseCancelledWebhookEvent
+        until(lambda: len(taken) >= len(wanted), within=60)
+    told = [client.webhooks.unwrap(body, headers, secret=HOOK_SECRET) for headers, body in taken]
+    assert {event.data.id: type(event) for event in told} == wanted
+    for event in told:
+        assert client.responses.retrieve(event.data.id).status == event.type.removeprefix("response.")

@@ -307,8 +307,40 @@ async def test_the_caller_fields_and_those_of_a_job_are_headers(url: str) -> Non
         await client.post(f"/v1/responses/{response_id}/cancel")
         told = await world.pool.fetch("select url, payload from content.webhook")
     assert [entry["url"] for entry in told] == ["https://hooks.example.com/end"]
-    data = json.loads(told[0]["payload"])["data"]
-    assert (data["response_id"], data["id"], data["status"]) == (response_id, str(job_of(response_id)), "cancelled")
+    event = json.loads(told[0]["payload"])
+    assert (event["object"], event["type"]) == ("event", "response.cancelled")
+    assert event["data"] == {
+        "id": response_id,
+        "object": "response",
+        "status": "cancelled",
+        "error_code": "cancelled",
+    }
+
+
+async def test_every_end_of_a_response_is_told_as_openais_event(url: str) -> None:
+    """Those of the runner that the fake line cannot make are written as it writes them."""
+    hooks = WebhookSettings(allowed_hosts=("hooks.example.com",), secret=b"s" * 32)
+    named = {"x-tollbridge-webhook-url": "https://hooks.example.com/end"}
+    ended = """
+        update content.job set status = $2, result = $3, error_code = $4, ended_at = now(), expires_at = now()
+         where job_id = $1"""
+    ends: list[tuple[str, str | None, str | None, str]] = [
+        ("succeeded", '{"status": "completed"}', None, "completed"),
+        ("succeeded", '{"output": ["\\u0000\\\\\\"\\ud800"], "status" : "incomplete"}', None, "incomplete"),
+        ("succeeded", '{"output": [{"status": "incomplete"}]}', None, "completed"),
+        ("failed", None, "upstream_rejected", "failed"),
+        ("expired", None, "expired", "failed"),
+    ]
+    wanted: dict[str, tuple[str, str | None]] = {}
+    async with world_on(url, webhooks=hooks) as world, client_of(world) as client:
+        for status, result, code, word in ends:
+            response_id = await made(client, named)
+            await world.pool.execute(ended, job_of(response_id), status, result, code)
+            wanted[response_id] = (word, code)
+        rows = await world.pool.fetch("select payload from content.webhook")
+    events = [json.loads(row["payload"]) for row in rows]
+    assert {event["data"]["id"]: (event["data"]["status"], event["data"]["error_code"]) for event in events} == wanted
+    assert all(event["type"] == f"response.{event['data']['status']}" for event in events)
 
 
 async def test_a_request_under_an_idempotency_key_is_one_response(client: httpx.AsyncClient, world: World) -> None:

@@ -127,7 +127,6 @@ async def test_the_end_of_a_job_is_told(
         "custom_id": "a",
         "status": status,
         "error_code": code,
-        "response_id": None,
     }
     named = {name.lower(): value for name, value in headers.items()}
     wanted = signed(SECRET, named["webhook-id"], int(named["webhook-timestamp"]), body)

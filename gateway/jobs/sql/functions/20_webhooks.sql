@@ -1,5 +1,6 @@
 -- What ends is told, whichever statement ends it: a message that a statement had to remember would some day be forgotten.
--- The messages have the shape of OpenAI's webhook events, so that its client can read them.
+-- Those of batches and of responses in the background are OpenAI's webhook events, so that its client can read them; those of
+-- jobs are of the same shape and our own.
 create or replace function content.tell_v1(p_url text, p_type text, p_data json) returns void
 language sql volatile as $$
     insert into content.webhook (webhook_id, url, payload, created_at, due_at)
@@ -17,16 +18,31 @@ $$;
 
 create or replace function content.tell_job_v1() returns trigger
 language plpgsql as $$
+declare
+    v_status text;
 begin
+    if new.response_head is not null then
+        v_status := case
+            when new.status = 'cancelled' then 'cancelled'
+            when new.status <> 'succeeded' then 'failed'
+            -- Without its escapes: one of them, \u0000, no text here can hold, and an end must not fail at it.
+            when regexp_replace(new.result, '\\.', '', 'g')::json ->> 'status' = 'incomplete' then 'incomplete'
+            else 'completed' end;
+        perform content.tell_v1(new.webhook_url, 'response.' || v_status, json_build_object(
+            'id', 'resp_bg_' || replace(new.job_id::text, '-', ''),
+            'object', 'response',
+            'status', v_status,
+            'error_code', new.error_code
+        ));
+        return null;
+    end if;
     perform content.tell_v1(new.webhook_url, 'job.' || new.status, json_build_object(
         'id', new.job_id,
         'object', 'job',
         'submission_id', new.submission_id,
         'custom_id', new.custom_id,
         'status', new.status,
-        'error_code', new.error_code,
-        -- Under which it is looked up, where it was asked for as a response.
-        'response_id', case when new.response_head is not null then 'resp_bg_' || replace(new.job_id::text, '-', '') end
+        'error_code', new.error_code
     ));
     return null;
 end
