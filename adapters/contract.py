@@ -227,6 +227,11 @@ class WireProtocol(Protocol):
         """Where a provider lists its models for nothing; appended to the base URL."""
         ...
 
+    @property
+    def untold(self) -> frozenset[str]:
+        """What of an answer this format cannot tell a caller, in the words of `adapters.telling`."""
+        ...
+
     def parse_request(self, body: bytes) -> ChatRequest:
         """Raises `MalformedRequest` with the field's path."""
         ...

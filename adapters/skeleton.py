@@ -29,6 +29,7 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
+from adapters import telling
 from adapters.body import ABSENT, Wire, given, read_fields, typed
 from adapters.chat import (
     ChatRequest,
@@ -151,6 +152,9 @@ class Skeleton:
 
     name = NAME
     models_path = "/models"
+    untold = frozenset(
+        {telling.IMAGE, telling.LOGPROBS, telling.CHOICE, telling.CALL_SIGNATURE, telling.REASONING, telling.SIGNATURE}
+    ) | telling.endings(StopReason.CONTENT_FILTER, StopReason.REFUSAL, StopReason.PAUSE, StopReason.OTHER)
 
     # ------------------------------------------------------------- requests
 
@@ -456,6 +460,8 @@ class SkeletonRenderer:
         return _event({"error": {"code": error.code, "message": error.message}})
 
     def _told(self, event: Event) -> bytes:
+        if getattr(event, "choice", 0):
+            return b""  # this format has one choice
         match event:
             case TextDelta() | RefusalDelta():
                 return _event({"text": event.text}) if event.text else b""

@@ -21,10 +21,12 @@ from typing import Any, Final, TypeVar, cast
 import msgspec
 import structlog
 
-from adapters.chat import ChatResponse, Delta, Event, Finished, Native, UsageReport
+from adapters.chat import ChatResponse, Delta, Event, Finished, Native, TextDelta, ToolCallDelta, UsageReport, as_events
 from adapters.contract import Batch, CountResponse, EmbeddingCall, EmbeddingResponse, Endpoint, UpstreamCall, relayed
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
 from adapters.limits import Remaining
+from adapters.protocols import PROTOCOLS
+from adapters.telling import Untold
 from admission.lease import Ending, Lease, Settlement, Verdict
 from gateway.billing import Billing
 from gateway.call import Call, Unsupported
@@ -40,6 +42,9 @@ from metering.usage import NOTHING, Usage
 log: Final = structlog.get_logger("gateway")
 
 T = TypeVar("T")
+
+#: What every format has a place for, and most of a stream is.
+_SAID_BY_ALL: Final = (TextDelta, ToolCallDelta)
 
 _CLOCKS: Final = ("first_byte_timeout", "gap_timeout", "deadline")
 
@@ -88,6 +93,7 @@ class Attempt:
             self.dropped = tuple(call.chat.written(name) for name in names)
         #: Kinds of content of the answer that no caller of another protocol gets.
         self.omitted: tuple[str, ...] = ()
+        self._untold = Untold(_cannot_tell(call, route))
         #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
         self.left = False
         self.late = False
@@ -164,7 +170,14 @@ class Attempt:
         ]
         native = self.call.chat.native
         if native is None or native.protocol != self.route.endpoint.protocol:
-            told += [f"answer: {kind} of {provider} has no place in this format" for kind in self.omitted]
+            kinds = (*self.omitted, *self._untold.kinds)
+            told += [f"answer: {kind} of {provider} has no place in this format" for kind in dict.fromkeys(kinds)]
+            told += [
+                f"answer: {provider} ended it with {word}, for which this format has no word"
+                for word in self._untold.ends
+            ]
+            if self._untold.usage_is_invented(self.usage):
+                told.append(f"answer: {provider} did not tell all of the usage, and a zero in its place is no figure")
         if self.route.endpoint.protocol != _WITH_BETAS:
             told += [f"{_BETA_HEADER}: {beta} dropped, {provider} has no such betas" for beta in self.call.betas]
         return tuple(told)
@@ -186,8 +199,11 @@ class Attempt:
                 self.remaining = event.remaining
                 self.dropped += event.dropped
                 self.omitted = event.omitted
+                self._untold.note(event)
             else:
                 deltas.append(event)
+                if not isinstance(event, _SAID_BY_ALL):
+                    self._untold.note(event)
         if self.first_byte_s is None and (deltas or self.finished):
             self.first_byte_s = time.monotonic() - self.started_at
         self.content = self.content or bool(deltas)
@@ -221,6 +237,8 @@ class Attempt:
         self.dropped += response.dropped
         if isinstance(response, ChatResponse):
             self.omitted = response.omitted
+            for event in as_events(response):
+                self._untold.note(event)
         else:
             # Nobody tells it, since there can be none.
             self.usage = msgspec.structs.replace(response.usage, output_total=0)
@@ -450,6 +468,14 @@ class Attempt:
             state=cost.state,
             record=msgspec.json.encode(record),
         )
+
+
+def _cannot_tell(call: Call, route: Route) -> frozenset[str]:
+    """What the caller's format has no word for; nothing where the provider's own words are handed on, or in ours."""
+    native = call.chat.native
+    if native is None or native.protocol == route.endpoint.protocol or native.protocol not in PROTOCOLS:
+        return frozenset()
+    return PROTOCOLS[native.protocol].untold
 
 
 class Attempts:

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.chat import ChatRequest, ChatResponse
+from adapters import telling
+from adapters.chat import ChatRequest, ChatResponse, StopReason
 from adapters.contract import AnswerHead, Endpoint, HttpRequest, StreamParser, StreamRenderer, ToldError, UpstreamCall
 from adapters.envelope import Envelope, envelope
 from adapters.errors import Broken, ProviderError
@@ -38,6 +39,9 @@ class AnthropicMessages:
 
     name = answers.NAME
     models_path = "/models"
+    untold = frozenset(
+        {telling.IMAGE, telling.LOGPROBS, telling.CHOICE, telling.CALL_SIGNATURE, telling.NO_USAGE}
+    ) | telling.endings(StopReason.OTHER)
 
     def parse_request(self, body: bytes) -> ChatRequest:
         return requests.parse_request(body)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.chat import ChatRequest, ChatResponse
+from adapters import telling
+from adapters.chat import ChatRequest, ChatResponse, StopReason
 from adapters.contract import (
     AnswerHead,
     EmbeddingCall,
@@ -46,6 +47,7 @@ class ChatCompletions:
 
     name = answers.NAME
     models_path = "/models"
+    untold = telling.endings(StopReason.REFUSAL, StopReason.PAUSE, StopReason.OTHER)
 
     def parse_request(self, body: bytes) -> ChatRequest:
         return requests.parse_request(body)

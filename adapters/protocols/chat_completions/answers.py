@@ -466,8 +466,8 @@ def render_answer(response: ChatResponse) -> bytes:
         "model": response.served_model or "",
         "choices": [_render_choice(choice) for choice in response.choices],
     }
-    if response.usage != NOTHING:
-        body["usage"] = render_usage(response.usage)
+    if (usage := render_usage(response.usage)) is not None:
+        body["usage"] = usage
     return msgspec.json.encode(body)
 
 
@@ -555,11 +555,18 @@ def finish_reason(reason: StopReason) -> str:
     return _FINISH.get(reason, "stop")
 
 
-def render_usage(usage: Usage) -> dict[str, Any]:
-    """Figures that are not known are left out, not told as zero."""
-    known: dict[str, Any] = {"prompt_tokens": usage.input_total, "completion_tokens": usage.output_total}
-    if usage.input_total is not None and usage.output_total is not None:
-        known["total_tokens"] = usage.input_total + usage.output_total
+def render_usage(usage: Usage) -> dict[str, Any] | None:
+    """
+    None unless both totals are known: the schema demands all three of its figures, and one that is not known is not
+    told as zero. Parts that are not known are left out.
+    """
+    if usage.input_total is None or usage.output_total is None:
+        return None
+    known: dict[str, Any] = {
+        "prompt_tokens": usage.input_total,
+        "completion_tokens": usage.output_total,
+        "total_tokens": usage.input_total + usage.output_total,
+    }
     written = (usage.cache_write_5m or 0) + (usage.cache_write_1h or 0)
     details = {"cached_tokens": usage.cache_read, "cache_write_tokens": written or None}
     known["prompt_tokens_details"] = {k: v for k, v in details.items() if v is not None} or None

@@ -122,8 +122,8 @@ class ChunkRenderer:
             self._introduce(end.choice, out)
             reason = answers.finish_reason(end.stop_reason)
             self._chunk({"index": end.choice, "delta": {}, "logprobs": None, "finish_reason": reason}, out)
-        if self._include_usage and self._usage != NOTHING:
-            usage: dict[str, Any] = answers.render_usage(self._usage)
+        usage = answers.render_usage(self._usage) if self._include_usage else None
+        if usage is not None:
             if self._cost is not None and _NUMBER.fullmatch(self._cost):
                 # As it is, digit by digit: money is no float here.
                 usage = {**usage, "cost": msgspec.Raw(self._cost.encode())}

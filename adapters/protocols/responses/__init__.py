@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.chat import ChatRequest, ChatResponse
+from adapters import telling
+from adapters.chat import ChatRequest, ChatResponse, StopReason
 from adapters.contract import AnswerHead, Endpoint, HttpRequest, StreamParser, StreamRenderer, ToldError, UpstreamCall
 from adapters.envelope import Envelope, envelope
 from adapters.errors import ProviderError
@@ -34,6 +35,7 @@ class Responses:
 
     name = answers.NAME
     models_path = "/models"
+    untold = frozenset({telling.CHOICE}) | telling.endings(StopReason.OTHER)
 
     def parse_request(self, body: bytes) -> ChatRequest:
         return requests.parse_request(body)

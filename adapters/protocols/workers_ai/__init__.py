@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.chat import ChatRequest, ChatResponse
+from adapters import telling
+from adapters.chat import ChatRequest, ChatResponse, StopReason
 from adapters.contract import (
     AnswerHead,
     EmbeddingCall,
@@ -40,6 +41,9 @@ class WorkersAI:
 
     name = answers.NAME
     models_path = "/models/search"
+    untold = frozenset({telling.IMAGE, telling.LOGPROBS, telling.CALL_SIGNATURE, telling.SIGNATURE}) | telling.endings(
+        StopReason.REFUSAL, StopReason.PAUSE, StopReason.OTHER
+    )
 
     def parse_request(self, body: bytes) -> ChatRequest:
         return requests.parse_request(body)
