@@ -221,9 +221,6 @@ def _signatures(answer: ChatResponse) -> list[str]:
     return [signature.rpartition(":")[2] for signature in signed if signature is not None]
 
 
-# In the simulated provider's Gemini only calls are signed, for which Anthropic's format has no place.
-
-
 @pytest.mark.parametrize("first", SIGNING)
 @pytest.mark.parametrize("caller", CARRYING)
 async def test_what_one_provider_signed_goes_back_to_it_and_to_no_other(ask: Ask, caller: str, first: str) -> None:
@@ -241,8 +238,6 @@ async def test_what_one_provider_signed_goes_back_to_it_and_to_no_other(ask: Ask
             sent = PROTOCOLS[second].render_request(call, stream=False)
             # The simulated provider refuses what another one signed.
             assert RESULT in (await ask.whole(call)).choices[0].text, (caller, first, second)
-            if (caller, first) == ("anthropic_messages", "gemini"):
-                continue
             if first == second:
                 assert all(signature.encode() in sent.body for signature in signed)
                 assert sent.dropped == ()

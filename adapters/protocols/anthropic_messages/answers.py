@@ -52,6 +52,8 @@ _TOLD: dict[StopReason, str] = {
 
 #: Kinds of block the canonical form carries.
 KNOWN_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use"})
+#: How the `data` of a block begins that holds the signature of a call; the call's number in its message, then that.
+_OF_CALL = re.compile(r"call:([0-9]{1,4}):(.+)", re.DOTALL)
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MOST_OMITTED = 16
 
@@ -270,6 +272,7 @@ def _choice(blocks: Iterable[BlockOut], wire: MessageOut) -> tuple[Choice, tuple
     texts: list[str] = []
     thoughts: list[Reasoning] = []
     calls: list[ToolCall] = []
+    signed: dict[int, str] = {}
     omitted = Omitted()
     model: str | None = None
     for block in blocks:
@@ -283,6 +286,8 @@ def _choice(blocks: Iterable[BlockOut], wire: MessageOut) -> tuple[Choice, tuple
                     thoughts.append(
                         Reasoning(text=block.thinking or "", signature=signatures.heard(NAME, block.signature))
                     )
+            case "redacted_thinking" if (of_call := signature_of_call(block.data)) is not None:
+                signed[of_call[0]] = of_call[1]
             case "redacted_thinking":
                 thoughts.append(Reasoning(signature=signatures.heard(NAME, block.data), redacted=True))
             case "tool_use":
@@ -291,6 +296,7 @@ def _choice(blocks: Iterable[BlockOut], wire: MessageOut) -> tuple[Choice, tuple
                         id=block.id or made_id(wire.id or "", len(calls)),
                         name=block.name or "",
                         arguments=arguments_of(block.input),
+                        signature=signed.get(len(calls)),
                     )
                 )
             case kind:
@@ -333,10 +339,10 @@ def render_answer(response: ChatResponse) -> bytes:
     ]
     if choice.text:
         content.append({"type": "text", "text": choice.text})
-    content += [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _told_input(call.arguments)}
-        for call in choice.tool_calls
-    ]
+    for number, call in enumerate(choice.tool_calls):
+        if call.signature is not None:
+            content.append(call_signature(number, call.signature))
+        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _told_input(call.arguments)})
     return msgspec.json.encode(
         {
             "id": response.response_id or "",
@@ -348,6 +354,20 @@ def render_answer(response: ChatResponse) -> bytes:
             "usage": render_usage(response.usage),
         }
     )
+
+
+def call_signature(number: int, signature: str) -> dict[str, Any]:
+    """
+    The signature of a call as a block before it: this API has no place on a call, and clients send such blocks back
+    unchanged.
+    """
+    return {"type": "redacted_thinking", "data": f"call:{number}:{signature}"}
+
+
+def signature_of_call(data: str | None) -> tuple[int, str] | None:
+    """Which call of its message a block signs, and the signature; None for a block that is a thought."""
+    found = _OF_CALL.fullmatch(data or "")
+    return (int(found[1]), found[2]) if found else None
 
 
 def told_end(reason: StopReason, native: str, refusal: str) -> dict[str, Any]:

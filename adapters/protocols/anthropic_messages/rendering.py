@@ -83,6 +83,9 @@ class MessageRenderer:
                 self._think(event, out)
             case ToolCallStart(choice=0):
                 self._close(out)
+                if event.signature is not None:
+                    signed = answers.call_signature(event.index, event.signature)
+                    _told("content_block_stop", {"index": self._begin(signed, out)}, out)
                 block = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
                 self._calls[event.index] = self._begin(block, out)
             case ToolCallDelta(choice=0):

@@ -32,7 +32,7 @@ from adapters.chat import (
 from adapters.errors import MalformedRequest
 from adapters.paths import Paths, Spot, Words
 from adapters.protocols.anthropic_messages import schema
-from adapters.protocols.anthropic_messages.answers import NAME
+from adapters.protocols.anthropic_messages.answers import NAME, signature_of_call
 
 #: Top-level fields that the canonical form carries.
 _MAPPED = frozenset(field.name for field in msgspec.structs.fields(schema.RequestIn))
@@ -178,9 +178,11 @@ def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str], sp
     thought: list[str] = []
     calls: list[ToolCall] = []
     thoughts: list[Reasoning] = []
-    for j, raw in enumerate(raws):
+    signed: dict[int, str] = {}
+    blocks = [_block(raw, f"{path}.content[{j}]") for j, raw in enumerate(raws)]
+    uses = sum(block is not None and block.type == "tool_use" for block in blocks)
+    for j, (raw, block) in enumerate(zip(raws, blocks, strict=True)):
         at = f"{path}.content[{j}]"
-        block = _block(raw, at)
         match block:
             case schema.BlockIn(type="thinking"):
                 thought.append(at)
@@ -191,10 +193,14 @@ def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str], sp
                     )
                 )
             case schema.BlockIn(type="redacted_thinking"):
-                thought.append(at)
-                thoughts.append(
-                    Reasoning(signature=signatures.heard(NAME, _needed(block.data, f"{at}.data")), redacted=True)
-                )
+                data = _needed(block.data, f"{at}.data")
+                of_call = signature_of_call(data)
+                # Which call it was, where that did not come back, nobody can say: it is then a thought of nobody's.
+                if of_call is not None and of_call[0] < uses:
+                    signed[of_call[0]] = of_call[1]
+                else:
+                    thought.append(at)
+                    thoughts.append(Reasoning(signature=signatures.heard(NAME, data), redacted=True))
             case schema.BlockIn(type="tool_use"):
                 if block.cache_control is not None:
                     unmapped.append(f"{at}.cache_control")
@@ -203,6 +209,9 @@ def _assistant(raws: tuple[msgspec.Raw, ...], path: str, unmapped: list[str], sp
             case _:
                 said.append(at)
                 parts.append(_part(raw, block, at, unmapped))
+    for number, call in enumerate(calls):
+        if number in signed:
+            calls[number] = msgspec.structs.replace(call, signature=signed[number])
     spots.append(Spot(path, said, called, thought))
     return Message(role=Role.ASSISTANT, content=tuple(parts), tool_calls=tuple(calls), reasoning=tuple(thoughts))
 

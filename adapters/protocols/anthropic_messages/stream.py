@@ -89,6 +89,8 @@ class MessageStream(ProvenStream):
         self._saying = -1
         self._calls = 0
         self._thoughts = 0
+        #: Signatures of calls that are still to come, by their number.
+        self._signed: dict[int, str] = {}
         self._omitted = answers.Omitted()
         self._tally = answers.Tally()
         self._stop: str | None = None
@@ -238,6 +240,8 @@ class MessageStream(ProvenStream):
                 if wire.thinking:
                     self._think(block, wire.thinking, events)
                 block.signature = wire.signature or None
+            case "redacted_thinking" if (of_call := answers.signature_of_call(wire.data)) is not None:
+                self._signed[of_call[0]] = of_call[1]
             case "redacted_thinking":
                 events.append(
                     ReasoningDelta("", 0, signatures.heard(answers.NAME, wire.data), self._thoughts, redacted=True)
@@ -247,7 +251,8 @@ class MessageStream(ProvenStream):
                 block.number, block.given = self._calls, answers.arguments_of(wire.input)
                 self._calls += 1
                 call_id = wire.id or answers.made_id(self._id or "", block.number)
-                events.append(ToolCallStart(block.number, call_id, wire.name or ""))
+                signature = self._signed.pop(block.number, None)
+                events.append(ToolCallStart(block.number, call_id, wire.name or "", 0, signature))
             case kind:
                 if kind == "fallback" and wire.to is not None:
                     self._model = wire.to.model or self._model

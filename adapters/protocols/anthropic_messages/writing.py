@@ -106,8 +106,7 @@ def _rendered(call: UpstreamCall, sending: Sending) -> dict[str, Any]:
         fields.pop("stream", None)
         if call.endpoint.reasoning == "off":
             _switch_off(fields, sending)
-        thoughts = [thought for message in call.request.messages for thought in message.reasoning]
-        if any(t.signature is None or signatures.is_foreign(NAME, t.signature) for t in thoughts):
+        if any(_holds_foreign(message) for message in call.request.messages):
             fields["messages"] = _unsigned(msgspec.json.decode(fields["messages"]), sending)
         if "max_tokens" not in fields or bytes(fields["max_tokens"]) == b"null":
             budget = call.request.reasoning_budget_tokens or 0
@@ -115,6 +114,13 @@ def _rendered(call: UpstreamCall, sending: Sending) -> dict[str, Any]:
     else:
         fields = _Rendering(call, sending).fields()
     return {"model": call.model, **{name: value for name, value in fields.items() if name != "model"}}
+
+
+def _holds_foreign(message: Message) -> bool:
+    """Something that no provider of this protocol signed. None signs a call."""
+    return any(t.signature is None or signatures.is_foreign(NAME, t.signature) for t in message.reasoning) or any(
+        call.signature is not None for call in message.tool_calls
+    )
 
 
 def _unsigned(messages: list[dict[str, Any]], sending: Sending) -> list[dict[str, Any]]:

@@ -853,3 +853,23 @@ def test_a_count_is_read_and_told():
             PROTOCOL.parse_count_response(200, {}, body)
     with pytest.raises(Rejected):
         PROTOCOL.parse_count_response(429, {}, b'{"type":"error","error":{"type":"rate_limit_error"}}')
+
+
+def test_the_signature_of_a_call_comes_back_with_its_call_wherever_its_block_stands():
+    signed = [{"type": "redacted_thinking", "data": f"call:{n}:gemini:call:c{n}"} for n in (1, 0, 7)]
+    calls = [{"type": "tool_use", "id": f"toolu_{n}", "name": "look", "input": {}} for n in (0, 1)]
+    results = [{"type": "tool_result", "tool_use_id": f"toolu_{n}", "content": "x"} for n in (0, 1)]
+    turn = {"role": "assistant", "content": [*signed, *calls]}
+    body = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}, turn, {"role": "user", "content": results}],
+    }
+    request = PROTOCOL.parse_request(json.dumps(body).encode())
+    said = request.messages[1]
+    assert [call.signature for call in said.tool_calls] == ["gemini:call:c0", "gemini:call:c1"]
+    # The call of the third is gone: whatever it was, no provider made it.
+    assert [thought.signature for thought in said.reasoning] == ["call:7:gemini:call:c7"]
+    http = sent(request)
+    assert json.loads(http.body)["messages"][1]["content"] == calls
+    assert http.dropped == ("messages[1].content[0]", "messages[1].content[1]", "messages[1].content[2]")
