@@ -106,7 +106,8 @@ def _rendered(call: UpstreamCall, sending: Sending) -> dict[str, Any]:
         fields.pop("stream", None)
         if call.endpoint.reasoning == "off":
             _switch_off(fields, sending)
-        if any(_holds_foreign(message) for message in call.request.messages):
+        omits = sending.omits("messages.reasoning")
+        if any(_holds_foreign(m) or (omits and m.reasoning) for m in call.request.messages):
             fields["messages"] = _unsigned(msgspec.json.decode(fields["messages"]), sending)
         if "max_tokens" not in fields or bytes(fields["max_tokens"]) == b"null":
             budget = call.request.reasoning_budget_tokens or 0
@@ -124,12 +125,15 @@ def _holds_foreign(message: Message) -> bool:
 
 
 def _unsigned(messages: list[dict[str, Any]], sending: Sending) -> list[dict[str, Any]]:
-    """The caller's messages without the thoughts of a provider of another protocol."""
+    """The caller's messages without the thoughts of a provider of another protocol, or without any."""
+    omits = sending.omits("messages.reasoning")
     kept = []
     for i, message in enumerate(messages):
         content = message["content"]
         if isinstance(content, list):
-            foreign = [j for j, block in enumerate(content) if _is_foreign(block)]
+            foreign = [
+                j for j, block in enumerate(content) if _is_foreign(block) or (omits and block["type"] in _SIGNED_IN)
+            ]
             for j in foreign:
                 sending.drop_own(f"messages[{i}].content[{j}]")
             message["content"] = [block for j, block in enumerate(content) if j not in foreign]
@@ -139,10 +143,17 @@ def _unsigned(messages: list[dict[str, Any]], sending: Sending) -> list[dict[str
     return kept
 
 
+#: The field of the signature, of each kind of block that is a thought.
+_SIGNED_IN = {"thinking": "signature", "redacted_thinking": "data"}
+
+
 def _is_foreign(block: dict[str, Any]) -> bool:
-    field = {"thinking": "signature", "redacted_thinking": "data"}.get(block["type"])
-    signature = None if field is None else block.get(field)
-    return signature == signatures.NONE or signatures.is_foreign(NAME, signatures.heard(NAME, signature))
+    """A thought that no provider of this protocol signed: it would refuse the whole request for it."""
+    field = _SIGNED_IN.get(block["type"])
+    if field is None:
+        return False
+    signature = signatures.heard(NAME, block.get(field))
+    return signature is None or signatures.is_foreign(NAME, signature)
 
 
 def _switch_off(fields: dict[str, Any], sending: Sending) -> None:

@@ -873,3 +873,23 @@ def test_the_signature_of_a_call_comes_back_with_its_call_wherever_its_block_sta
     http = sent(request)
     assert json.loads(http.body)["messages"][1]["content"] == calls
     assert http.dropped == ("messages[1].content[0]", "messages[1].content[1]", "messages[1].content[2]")
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["the same format", "another"])
+def test_only_thoughts_that_this_protocol_signed_are_sent_and_none_where_the_profile_omits_them(native):
+    thoughts = [
+        {"type": "thinking", "thinking": "a", "signature": ""},
+        {"type": "thinking", "thinking": "b", "signature": "gemini:thought:abc"},
+        {"type": "thinking", "thinking": "c", "signature": "unsigned:"},
+        {"type": "redacted_thinking", "data": "responses:abc"},
+        {"type": "thinking", "thinking": "d", "signature": "c2lnbmVk"},
+        {"type": "redacted_thinking", "data": "aGlkZGVu"},
+    ]
+    said = {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "t"}]}
+    request = parse(messages=[HELLO, said, HELLO])
+    request = request if native else msgspec.structs.replace(request, native=None)
+    for omit, kept in (frozenset[str](), thoughts[4:]), (frozenset({"messages.reasoning"}), []):
+        http = sent(request, omit=omit)
+        content = json.loads(http.body)["messages"][1]["content"]
+        assert [block for block in content if isinstance(block, dict) and "thinking" in block["type"]] == kept
+        assert http.dropped == tuple(f"messages[1].content[{j}]" for j in range(6 - len(kept)))
