@@ -232,13 +232,14 @@ def the_client_reads_how_a_response_in_the_background_ended() -> None:
     events = openai.types.webhooks
 
     def asked(**given: Any) -> str:
-        response = client.responses.create(
+        made = client.responses.create(
             input="what is a bridge?",
             background=True,
             extra_headers={"x-tollbridge-webhook-url": HOOK_URL},
             **{"model": "chat", **given},
         )
-        return response.id
+        response_id: str = made.id
+        return response_id
 
     with hook() as taken:
         wanted = {
