@@ -165,6 +165,7 @@ class Upstream:
         )
         left = remaining(response.headers, clock.now())
         body = _Body(response, call.endpoint, clock)
+        said: bytes | None = None
         try:
             said = await body.whole(max_values)
             with _shallow:
@@ -172,7 +173,7 @@ class Upstream:
         except ProviderError as error:
             error.remaining = left
             if isinstance(error, Broken):
-                error.answered = body.begun and 200 <= response.status < 300
+                error.answered = body.begun and 200 <= response.status < 300 and not (body.framed and _is_page(said))
             raise
         finally:
             response.close()
@@ -420,6 +421,14 @@ class _Body:
         if self._left < 0:
             raise Broken("the answer is too large", code="response_too_large")
         return data
+
+
+def _is_page(said: bytes | None) -> bool:
+    """
+    What came whole is no beginning of an answer in any protocol, JSON or events, but somebody's page or text. A stream
+    that brings this has given nothing either.
+    """
+    return said is not None and not said.lstrip(_WHITE).startswith((b"{", b"[", b"data:", b"event:", b"id:", b":"))
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,7 +97,8 @@ class Broken(ProviderError):
     """It was sent, and its end was not proven."""
 
     error_class = ErrorClass.NETWORK
-    #: Of a plain call: part of an answer had come, so the provider has worked on it. The client fills it in.
+    #: Of a plain call: an answer or part of one had come, so the provider has worked on it. A page that is none, and
+    #: has ended, is no part of one. The client fills it in.
     answered = False
 
 

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from adapters import classify
-from adapters.errors import Broken, ErrorClass, Rejected, RequestNotExpressible
+from adapters.errors import Broken, ErrorClass, ProviderError, Rejected, RequestNotExpressible
 from admission.lease import Fence, Refusal, RefusalReason
 from gateway import limits
 from gateway.attempt import Attempt, Receipt
@@ -161,14 +161,15 @@ class Run:
             raise self.late()
         if isinstance(error, Broken) and error.answered:
             raise StreamBroken(
-                "part of an answer came, or one that is not proven to be whole: the provider has worked on it, and it "
-                "is not asked to do so twice",
+                f"{self._cause(attempt, error)}. Part of an answer came, or one that is not proven to be whole: the "
+                "provider has worked on it, and it is not asked to do so twice",
                 code=Code.UNCERTAIN,
                 outcome=self.outcome("uncertain"),
             )
         if attempt.may_have_cost and not self._may_resend(attempt.route):
             raise StreamBroken(
-                "the request was sent and may have cost something; resend_uncertain forbids sending it again",
+                f"{self._cause(attempt, error)}. The request was sent and may have cost something; resend_uncertain "
+                "forbids sending it again",
                 code=Code.UNCERTAIN,
                 outcome=self.outcome("uncertain"),
             )
@@ -180,6 +181,12 @@ class Run:
         # What is no rate limit is backed off from: nothing else would hold the next attempt back.
         self.places.pop(attempt.route.provider.group, None)
         return not isinstance(error, Rejected) or error.error_class is ErrorClass.TRANSIENT
+
+    @staticmethod
+    def _cause(attempt: Attempt, error: Exception | None) -> str:
+        """How the attempt failed, with the machine word that the ledger and the log have for it."""
+        provider = attempt.route.provider.id
+        return f"{provider}: {error.message} ({error.code})" if isinstance(error, ProviderError) else provider
 
     def _may_resend(self, route: Route) -> bool:
         wish = self.call.options.resend_uncertain or route.provider.resend_uncertain
@@ -303,10 +310,7 @@ class Run:
             assert self._inexpressible is not None, "such a report is of such an error"
             path, reason = self._inexpressible.path, self._inexpressible.reason
             return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=self.call.told_path(path) or None)
-        tried = "; ".join(
-            f"{r.route.provider}/{r.route.model}: {r.http_status or r.status} {r.code or ''}".rstrip()
-            for r in self.reports
-        )
+        tried = "; ".join(_tried(report) for report in self.reports)
         stopped_by = self._stopped_by
         if stopped_by is not None and _code_of(stopped_by) in _OF_THE_KEY:
             told = f"{limits.told(stopped_by)} Before that: {tried}"
@@ -382,6 +386,7 @@ class Run:
     def _log(self, code: str | None) -> None:
         assert self.done is not None
         route = self.done.route
+        failed = None if self.done.ended == "complete" else self.failed
         log.info(
             "gateway.request_ended",
             request_id=self.call.request_id,
@@ -392,6 +397,8 @@ class Run:
             model=self.call.model,
             ended=self.done.ended,
             code=code,
+            error_class=None if failed is None else failed.error_class,
+            error_code=None if failed is None else failed.code,
             provider=None if route is None else route.provider,
             route_id=None if route is None else route.route_id,
             attempts=len(self.reports),
@@ -404,6 +411,12 @@ class Run:
             first_byte_ms=None if self.first_byte_s is None else round(self.first_byte_s * 1000),
             duration_ms=round((time.monotonic() - self.started_at) * 1000),
         )
+
+
+def _tried(report: AttemptReport) -> str:
+    """One attempt of those that failed. What could not be sent says what that was: a field, as the caller wrote it."""
+    told = f"{report.route.provider}/{report.route.model}: {report.http_status or report.status} {report.code or ''}"
+    return f"{told} ({report.message})" if report.code == Code.UNSUPPORTED_FIELD else told.rstrip()
 
 
 _REFUSED: Final = {

@@ -71,7 +71,7 @@ class CallFailed(Exception):
         self.request_id = request_id
         #: Seconds after which trying again may help.
         self.retry_after_s = retry_after_s
-        #: How many attempts were made. None: not known.
+        #: How many attempts got a slot, those that could not be sent included. None: not known.
         self.attempts = attempts
         #: The attempts and what they cost, where there were any and the transport had room for them.
         self.outcome = outcome

@@ -47,7 +47,10 @@ _HEADERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "x-request-id": ("The same, where OpenAI's clients look for it.", {"type": "string"}),
     "request-id": ("The same, where Anthropic's clients look for it.", {"type": "string"}),
     "x-tollbridge-route": ("Who served it: provider and upstream model.", {"type": "string"}),
-    "x-tollbridge-attempts": ("How many attempts were made.", {"type": "integer", "minimum": 0}),
+    "x-tollbridge-attempts": (
+        "How many attempts got a slot, those that could not be sent included.",
+        {"type": "integer", "minimum": 0},
+    ),
     "x-tollbridge-failover-reason": ("Why the attempt before was not the last.", {"type": "string"}),
     "x-tollbridge-cost-usd": ("What all attempts cost together.", {"type": "string", "format": "decimal"}),
     "x-tollbridge-warnings": ("What was dropped, of the request or the answer.", {"type": "string"}),

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.call import Resend
 from gateway.errors import (
@@ -221,15 +222,49 @@ async def test_an_uncertain_dispatch_is_not_sent_again_where_that_is_forbidden(w
     assert (await second.ledger())["dispatches"] == 0
 
 
-@pytest.mark.parametrize("faults", [{"terminal": "no_finish"}, {"json": "truncated"}, {"die": "fin"}], ids=str)
-async def test_a_plain_answer_that_has_come_is_not_bought_twice(world, faults):
+@pytest.mark.parametrize(
+    ("faults", "cause"),
+    [
+        ({"terminal": "no_finish"}, "no_terminal"),
+        ({"json": "truncated"}, "malformed"),
+        ({"die": "fin"}, "connection_lost"),
+    ],
+    ids=str,
+)
+async def test_a_plain_answer_that_has_come_is_not_bought_twice_and_says_what_was_wrong_with_it(world, faults, cause):
     line, first, second = world
     await first.set_faults(**faults)
-    with pytest.raises(StreamBroken) as broken:
+    with pytest.raises(StreamBroken) as broken, capture_logs() as told:
         await line.pipeline.complete(call("m"))
     assert broken.value.code is Code.UNCERTAIN
+    assert broken.value.outcome is not None
+    (attempt,) = broken.value.outcome.attempts
+    assert (attempt.code, attempt.error_class) == (cause, "network")
+    assert f"{attempt.message} ({cause})" in str(broken.value)
+    (ended,) = [event for event in told if event["event"] == "gateway.request_ended"]
+    assert (ended["ended"], ended["error_class"], ended["error_code"]) == ("uncertain", "network", cause)
     assert (await first.ledger())["dispatches"] == 1
     assert (await second.ledger())["dispatches"] == 0
+    await line.audit()
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "stream"])
+async def test_a_page_in_place_of_an_answer_is_no_answer_and_the_next_route_is_asked(world, streamed):
+    line, first, second = world
+    await first.set_faults(json="html")
+    if streamed:
+        async with line.pipeline.stream(call("m")) as items:
+            _, ended = await read(items)
+        assert ended is not None
+        outcome = ended.outcome
+    else:
+        outcome = (await line.pipeline.complete(call("m"))).outcome
+    # It is no proof of an end: what it cost stays open.
+    assert [(attempt.error_class, attempt.cost.state) for attempt in outcome.attempts] == [
+        ("network", "unknown"),
+        (None, "charged"),
+    ]
+    assert (await second.ledger())["dispatches"] == 1
     await line.audit()
 
 

@@ -14,7 +14,7 @@ import pytest
 from adapters.chat import ChatRequest, Message, Role, Text
 from adapters.protocols import PROTOCOLS
 from gateway.call import Call, Order, Unsupported
-from gateway.errors import AdmissionRefused, InvalidRequest
+from gateway.errors import AdmissionRefused, AllRoutesFailed, InvalidRequest
 from gateway.outcome import LeftOut
 from tests.fakes.simulated import SimulatedProvider, simulated
 from tests.fakes.whole_line import WholeLine, call, read, whole_line
@@ -128,6 +128,24 @@ async def test_what_no_route_can_do_is_named_as_the_caller_wrote_it(database_url
         with pytest.raises(InvalidRequest) as refused:
             await line.pipeline.complete(msgspec.structs.replace(call("m"), chat=chat))
         assert refused.value.param == "thinking.budget_tokens"
+
+
+async def test_a_fallback_that_cannot_be_told_all_says_which_field_that_is(database_url: str, tmp_path: Path) -> None:
+    models = """
+    [models.m]
+    providers = [{ provider = "first", model = "sim-fast" }]
+    fallback = [{ provider = "second", model = "sim-fast", protocol = "responses" }]
+    """
+    async with two(database_url, tmp_path, models) as (line, first, second):
+        await first.set_faults(status=404)
+        with pytest.raises(AllRoutesFailed) as failed:
+            await line.pipeline.complete(asking("m", seed=7))
+        assert "second/sim-fast: not_dispatched unsupported_field (seed: " in str(failed.value)
+        assert failed.value.outcome is not None
+        refused = [a for a in failed.value.outcome.attempts if a.code == "unsupported_field"]
+        assert refused
+        assert all((a.message or "").startswith("seed: ") for a in refused)
+        assert await second.dispatches() == []
 
 
 async def test_what_must_not_be_dropped_is_refused_all_the_same(database_url: str, tmp_path: Path) -> None:

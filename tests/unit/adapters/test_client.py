@@ -939,6 +939,21 @@ async def test_a_plain_answer_that_came_and_is_not_proven_says_that_it_came(upst
     assert broken.value.answered
 
 
+@pytest.mark.parametrize(("cut", "answered"), [(False, False), (True, True)], ids=["whole", "cut"])
+async def test_a_page_that_came_whole_is_no_answer_and_one_that_is_cut_may_have_been(upstream, cut, answered):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send(
+            head(200, {"content-type": "text/html", "content-length": "30"}),
+            b"<html>Welcome" if cut else b"<html>Welcome to our proxy</a>",
+        )
+        exchange.die()
+
+    async with raw_provider(answer) as provider:
+        with pytest.raises(Broken) as broken:
+            await upstream.complete(call(provider.port))
+    assert broken.value.answered is answered
+
+
 async def test_a_plain_call_of_which_nothing_came_says_so(upstream):
     async with raw_provider(die_before_head) as provider:
         with pytest.raises(Broken) as broken:
