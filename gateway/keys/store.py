@@ -75,6 +75,9 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Its requests in the gateway, waiting or at work.
     concurrency: int
+    #: What is left of its requests and tokens of this minute; None: it has no such limit.
+    requests_left: int | None
+    tokens_left: int | None
     day: date
     of_day: Spending
     of_month: Spending
@@ -180,7 +183,15 @@ class KeyStore:
             )
             for period in ("day", "month", "total")
         )
-        return Used(concurrency=row["concurrency"], day=row["day"], of_day=of_day, of_month=of_month, of_all=of_all)
+        return Used(
+            concurrency=row["concurrency"],
+            requests_left=row["requests_left"],
+            tokens_left=row["tokens_left"],
+            day=row["day"],
+            of_day=of_day,
+            of_month=of_month,
+            of_all=of_all,
+        )
 
     async def change(
         self, key_id: uuid.UUID | None, name: str, decide: Callable[[KeyRecord], Profile]

@@ -93,6 +93,9 @@ class Usage(TypedDict):
     """What a key has used, of its limits or without any."""
 
     concurrency: int
+    #: What is left of its requests and tokens of this minute; null: it has no such limit.
+    requests_left: int | None
+    tokens_left: int | None
     day: MoneyOfDay
     month: MoneyOfMonth
     total: Money
@@ -253,6 +256,8 @@ def shown(record: KeyRecord) -> Key:
 def _used(used: Used) -> Usage:
     return {
         "concurrency": used.concurrency,
+        "requests_left": used.requests_left,
+        "tokens_left": used.tokens_left,
         "day": {"day": used.day, **_money(used.of_day)},
         "month": {"month": f"{used.day:%Y-%m}", **_money(used.of_month)},
         "total": _money(used.of_all),

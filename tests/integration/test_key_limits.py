@@ -17,8 +17,10 @@ import pytest
 from admission.lease import Class, Demand, new_id
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
+from gateway import database
 from gateway.call import Call
 from gateway.errors import AdmissionRefused, Code, NoRoute
+from gateway.keys.store import KeyStore
 from tests.fakes.simulated import SimulatedProvider, simulated
 from tests.fakes.whole_line import CALLER, KEY, Heard, WholeLine, call, read, whole_line
 
@@ -185,6 +187,38 @@ async def test_a_request_over_a_limit_is_refused_at_once_and_says_which(world: W
 
 GROUPS = ("http://a.test:80", "http://b.test:80")
 SETTINGS = AdmissionSettings(groups={group: GroupSettings() for group in GROUPS}, statement_s=60)
+
+
+async def test_what_is_left_of_a_minute_is_told_less_what_is_at_work(database_url: str):
+    """The buckets fill so slowly here that no machine is slow enough to see it."""
+    async with AsyncExitStack() as stack:
+        store = Store(database_url, SETTINGS)
+        stack.push_async_callback(store.close)
+        await store.configure()
+        owner = new_id()
+        await store.renew(owner, new_id(), first=True)
+        pool = await stack.enter_async_context(database.open_pool(database_url, name="tollbridge test", size=1))
+        keys = KeyStore(pool, most=10)
+
+        async def left() -> tuple[int | None, int | None]:
+            used = await keys.used(KEY, "UTC")
+            return used.requests_left, used.tokens_left
+
+        await pool.execute("select control.limit_key_v1($1, '{\"requests_per_minute\": 3}')", KEY)
+        assert await left() == (3, None)
+        await pool.execute(
+            "select control.limit_key_v1($1, '{\"requests_per_minute\": 3, \"tokens_per_minute\": 100000000}')", KEY
+        )
+        assert await left() == (3, 100000000)
+        asked = msgspec.structs.replace(demand(GROUPS[0]), tokens=60000000)
+        [row] = await store.acquire(GROUPS[0], owner, [(asked, 0.0)])
+        assert row.answer == "granted"
+        # It may have filled up meanwhile, but never by what is at work.
+        requests, tokens = await left()
+        assert requests in {2, 3}
+        assert tokens == 40000000
+        await pool.execute("update control.ticket set tokens = 200000000")
+        assert (await left())[1] == 0
 
 
 async def test_two_groups_cannot_pass_one_budget_together(database_url: str):

@@ -80,6 +80,12 @@ async def test_a_key_is_made_shown_once_and_listed_without_its_secret(world: Wor
     nothing = {"spent_usd": "0", "unknown_upper_bound_usd": "0", "reserved_usd": "0"}
     used = told.pop("used")
     assert (used["concurrency"], used["total"]) == (0, nothing)
+    assert (used["requests_left"], used["tokens_left"]) == (None, None)
+    limits = {"requests_per_minute": 30, "tokens_per_minute": 5000}
+    await world.ask(admin, "PATCH", f"/v1/keys/{made.json()['id']}", {"limits": limits})
+    full = (await world.ask(admin, "GET", f"/v1/keys/{made.json()['id']}")).json()["used"]
+    assert (full["requests_left"], full["tokens_left"]) == (30, 5000)
+    await world.ask(admin, "PATCH", f"/v1/keys/{made.json()['id']}", {"limits": {}})
     assert used["day"] == {"day": used["day"]["day"], **nothing}
     assert used["month"] == {"month": used["day"]["day"][:7], **nothing}
     assert {**told, "secret": secret} == made.json()
