@@ -185,7 +185,7 @@ async def test_a_change_says_what_it_changes_and_leaves_the_rest(world: World) -
         ({"name": "a\x00b", "scopes": ["chat"]}, "name"),
         ({"name": "x", "scopes": ["chat"], "models": []}, "models"),
         ({"name": "x", "scopes": ["chat"], "models": [""]}, "models"),
-        ({"name": "x", "scopes": ["chat"], "providers": ["a\u0000"]}, "providers"),
+        ({"name": "x", "scopes": ["chat"], "providers": ["a\u0000"]}, "providers[0]"),
         ({"name": "x", "scopes": ["chat"], "tags": {"": "x"}}, "tags"),
         ({"name": "x", "scopes": ["chat"], "description": "x" * 501}, "description"),
         ({"name": "x", "scopes": ["chat"], "expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
