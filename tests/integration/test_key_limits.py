@@ -207,7 +207,7 @@ async def test_what_is_left_of_a_minute_is_told_less_what_is_at_work(database_ur
         await pool.execute("select control.limit_key_v1($1, '{\"requests_per_minute\": 3}')", KEY)
         assert await left() == (3, None)
         await pool.execute(
-            "select control.limit_key_v1($1, '{\"requests_per_minute\": 3, \"tokens_per_minute\": 100000000}')", KEY
+            'select control.limit_key_v1($1, \'{"requests_per_minute": 3, "tokens_per_minute": 100000000}\')', KEY
         )
         assert await left() == (3, 100000000)
         asked = msgspec.structs.replace(demand(GROUPS[0]), tokens=60000000)
