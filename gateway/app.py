@@ -287,6 +287,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             parse_options=options_from_json,
             formats=formats(PROTOCOLS),
             resolve=router.known,
+            policy_of=keys.policy,
             unambiguous=unique_members,
             may_be_told=webhooks.destinations.check,
             settings=settings.jobs,

@@ -230,12 +230,15 @@ class Router:
     def _place(self, target: Target, asked: str, *, fallback: bool) -> _Place:
         return _Place(target, target_provider(self._providers, target), asked, fallback)
 
-    def known(self, model: str, role: str | None) -> None:
-        """Raises `ModelNotFound`, or `InvalidRequest` for a role that is not configured."""
+    def known(self, model: str, role: str | None, policy: Policy) -> None:
+        """
+        Raises `ModelNotFound`, also for a model that a key of this policy may have nowhere, as `plan` does, or
+        `InvalidRequest` for a role that is not configured.
+        """
         if role is not None:
             self._role(role)
         if model or role is None:
-            self.places(model)
+            _not_hidden(model, self.places(model), policy)
 
     def allowed(self, model: str, policy: Policy) -> frozenset[tuple[str, str]]:
         """
@@ -279,10 +282,8 @@ class Router:
         none is left.
         """
         name, places, order = self._asked(call)
-        if call.options.role is None and not any(
-            call.policy.allows(place.provider.id, place.target.model, place.asked) for place in places
-        ):
-            raise _absent(call.model)
+        if call.model or call.options.role is None:
+            _not_hidden(call.model, places, call.policy)
         routes: list[Route] = []
         left_out: list[LeftOut] = []
         missing: set[Capability] = set()
@@ -432,6 +433,12 @@ def described(providers: Mapping[str, Provider], models: Mapping[str, Model]) ->
 
 def _absent(model: str) -> ModelNotFound:
     return ModelNotFound(f"no model is called {model[:200]!r}: GET /v1/models lists what there is", param="model")
+
+
+def _not_hidden(model: str, places: Sequence[_Place], policy: Policy) -> None:
+    """Raises for what the key may have nowhere as for what there is not: it is not told that it exists."""
+    if not any(policy.allows(place.provider.id, place.target.model, place.asked) for place in places):
+        raise _absent(model)
 
 
 def _unqualified(place: _Place, route: Route, role: str) -> str | None:

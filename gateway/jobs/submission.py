@@ -21,6 +21,7 @@ from gateway.call import Options
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, not_json
 from gateway.jobs.formats import RESPONSES, Formats
 from gateway.jobs.settings import JobsSettings
+from gateway.policy import Policy
 
 _V = TypeVar("_V")
 
@@ -125,22 +126,26 @@ class Judge:
         caller_fields: Collection[str],
         parse_options: ParseOptions,
         formats: Formats,
-        resolve: Callable[[str, str | None], object],
+        resolve: Callable[[str, str | None, Policy], object],
+        policy_of: Callable[[uuid.UUID], Policy],
         unambiguous: Callable[[bytes], object],
         may_be_told: Callable[[str], object],
         settings: JobsSettings,
         batch: bool = False,
     ) -> None:
         """
-        `batch`: the lines are those of a batch. `resolve`, of a model and a role, raises ModelNotFound for a model that
-        is not configured and InvalidRequest for such a role; `unambiguous` InvalidRequest for JSON with two members of
-        one name; `may_be_told` InvalidRequest for a URL that no word of an end may be sent to.
+        `batch`: the lines are those of a batch. `resolve`, of a model, a role and what a key may use, raises
+        ModelNotFound for a model that is not configured or not there for the key and InvalidRequest for such a role;
+        `policy_of` says what a key may use, and raises GatewayError where that cannot be told now; `unambiguous`
+        InvalidRequest for JSON with two members of one name; `may_be_told` InvalidRequest for a URL that no word of an
+        end may be sent to.
         """
         self._caller_fields = frozenset(caller_fields)
         self._known = self._caller_fields | _OF_THE_JOB
         self._parse_options = parse_options
         self._formats = formats
         self._resolve = resolve
+        self.policy_of = policy_of
         self._unambiguous = unambiguous
         self._may_be_told = may_be_told
         self.settings = settings
@@ -158,14 +163,18 @@ class Judge:
             parse_options=self._parse_options,
             formats={endpoint: self._formats[endpoint]},
             resolve=self._resolve,
+            policy_of=self.policy_of,
             unambiguous=self._unambiguous,
             may_be_told=self._may_be_told,
             settings=settings,
             batch=True,
         )
 
-    def judge(self, raw: bytes, line: Line) -> Line:
-        """`line` filled from its text. Raises GatewayError; `custom_id_of` may still tell which line it was."""
+    def judge(self, raw: bytes, line: Line, policy: Policy) -> Line:
+        """
+        `line` filled from its text, for a key of this policy. Raises GatewayError; `custom_id_of` may still tell which
+        line it was.
+        """
         try:
             refuse_flood(raw)
         except MalformedRequest as error:
@@ -192,7 +201,7 @@ class Judge:
         options = self._options(members, line.job_id)
         if self._batch and options.klass is not Class.BATCH:
             raise InvalidRequest("a batch does not go before others", param="class")
-        model = self._model(url, body, options.role)
+        model = self._model(url, body, options.role, policy)
         wishes = self._wishes(members)
         return msgspec.structs.replace(
             line,
@@ -211,7 +220,7 @@ class Judge:
         if len(asked.body) > self.settings.max_line_bytes:
             most = self.settings.max_line_bytes
             raise GatewayError(f"a request that is kept may have {most} bytes", code=Code.PAYLOAD_TOO_LARGE)
-        self._known_model(asked.model, asked.options.role, "model")
+        self._known_model(asked.model, asked.options.role, self.policy_of(line.key_id), "model")
         options = _with_debit(asked.options, line.job_id)
         return msgspec.structs.replace(
             line,
@@ -235,7 +244,7 @@ class Judge:
         self._unambiguous(raw)
         return members
 
-    def _model(self, url: str, body: bytes, role: str | None) -> str:
+    def _model(self, url: str, body: bytes, role: str | None, policy: Policy) -> str:
         """Empty where a role is asked for instead."""
         try:
             chat = self._formats[url].read(body).chat
@@ -251,12 +260,12 @@ class Judge:
             raise InvalidRequest(
                 "a job is in the background already", code=Code.UNSUPPORTED_FIELD, param="body.background"
             )
-        self._known_model(model, role, "body.model")
+        self._known_model(model, role, policy, "body.model")
         return model
 
-    def _known_model(self, model: str, role: str | None, param: str) -> None:
+    def _known_model(self, model: str, role: str | None, policy: Policy, param: str) -> None:
         try:
-            self._resolve(model, role)
+            self._resolve(model, role, policy)
         except ModelNotFound as error:
             raise ModelNotFound(error.message, param=param) from error
 
@@ -308,6 +317,8 @@ class Submission:
     def __init__(self, judge: Judge, key_id: uuid.UUID, submission_id: uuid.UUID | None = None) -> None:
         self._judge = judge
         self._key_id = key_id
+        # Once for all lines: that it cannot be told is no fault of one.
+        self._policy = judge.policy_of(key_id)
         self.submission_id = new_submission_id() if submission_id is None else submission_id
         self._custom_ids: set[str] = set()
 
@@ -323,7 +334,7 @@ class Submission:
             if raw is None:
                 most = self._judge.settings.max_line_bytes
                 raise InvalidRequest(f"a line may have {most} bytes", code=Code.PAYLOAD_TOO_LARGE)
-            judged = self._judge.judge(raw, line)
+            judged = self._judge.judge(raw, line, self._policy)
             if judged.custom_id is not None and judged.custom_id in self._custom_ids:
                 raise InvalidRequest("is used by an earlier line of this submission", param="custom_id")
         except GatewayError as error:

@@ -45,6 +45,7 @@ from gateway.errors import (
 )
 from gateway.keys.rights import NO_LIMITS, Change, Limits, Profile, Rights, check, check_giving, policy_of
 from gateway.keys.store import ActiveKey, Full, KeyRecord, KeyStore, NameTaken, NewKey, Spending, Used
+from gateway.policy import ANYTHING, Policy
 
 __all__ = [
     "ENVIRONMENT",
@@ -212,6 +213,14 @@ class Keys:
         self._check_current()
         entry = self._usable_ids.get(key_id)
         return None if entry is None or self._expired(entry) else entry.caller
+
+    def policy(self, key_id: uuid.UUID) -> Policy:
+        """
+        What a key may use; of one that is not active any more, whose jobs are refused when they run, nothing is
+        decided. No I/O. Stale keys raise as in `authenticate`.
+        """
+        caller = self.caller(key_id)
+        return ANYTHING if caller is None else caller.policy
 
     def usable(self, key_id: uuid.UUID) -> bool:
         """Whether the key may still be used: a recheck just before dispatch. Stale keys raise as in `authenticate`."""

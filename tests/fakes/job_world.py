@@ -28,6 +28,7 @@ from gateway.jobs.store import JobStore
 from gateway.jobs.submission import Judge
 from gateway.jobs.watch import Watch
 from gateway.jobs.webhooks import Webhooks
+from gateway.policy import ANYTHING, Policy
 from gateway.rest import batches as rest_batches
 from gateway.rest import chat as rest_chat
 from gateway.rest import files as rest_files
@@ -137,6 +138,7 @@ class World:
             parse_options=options_from_json,
             formats=formats(PROTOCOLS),
             resolve=self._resolve,
+            policy_of=lambda _: ANYTHING,
             unambiguous=unique_members,
             may_be_told=self.webhooks.destinations.check,
             settings=settings,
@@ -150,7 +152,7 @@ class World:
             ended=self.watch.ended,
         )
 
-    def _resolve(self, model: str, _role: str | None) -> None:
+    def _resolve(self, model: str, _role: str | None, _policy: Policy) -> None:
         if model == "missing":
             raise ModelNotFound("no configured model has this name", param="body.model")
 

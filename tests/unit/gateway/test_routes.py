@@ -420,14 +420,19 @@ def test_a_role_that_no_route_is_qualified_for_is_an_operators_problem(tmp_path:
 
 def test_what_is_known_is_a_model_or_a_role(tmp_path: Path) -> None:
     router = made(tmp_path, ROLE.format(setting="", qualified="0" * 16))
-    router.known("m", None)
-    router.known("", "planner")
+    router.known("m", None, Policy())
+    router.known("", "planner", Policy())
     with pytest.raises(ModelNotFound):
-        router.known("", None)
+        router.known("", None, Policy())
     with pytest.raises(ModelNotFound):
-        router.known("z", "planner")
+        router.known("z", "planner", Policy())
     with pytest.raises(InvalidRequest):
-        router.known("m", "poet")
+        router.known("m", "poet", Policy())
+    # A model that the key may not have is no model beside a role either.
+    nothing = Policy(models=())
+    with pytest.raises(ModelNotFound):
+        router.known("m", "planner", nothing)
+    assert refusal(router, call("m", role="planner", policy=nothing)).code is Code.MODEL_NOT_FOUND
 
 
 # ------------------------------------------------------------------- policies
@@ -474,6 +479,10 @@ def test_a_list_of_models_holds_for_pinned_ones_too(
         )
         assert (hidden.code, hidden.param) == (absent.code, absent.param) == (Code.MODEL_NOT_FOUND, "model")
         assert hidden.message.replace(repr(asked), "") == absent.message.replace("'nobody/has-it'", "")
+        # A job is told the same when it is taken.
+        with pytest.raises(ModelNotFound) as refused:
+            router.known(asked, None, policy)
+        assert refused.value.message == hidden.message
 
 
 def test_what_a_key_may_use_of_a_model_is_what_every_policy_allows(tmp_path: Path) -> None:

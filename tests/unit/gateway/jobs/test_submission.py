@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from adapters.protocols import PROTOCOLS
 from admission.lease import Class, new_id
 from gateway.call import Options, Resend
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound
 from gateway.jobs.destinations import Destinations
 from gateway.jobs.formats import formats
 from gateway.jobs.settings import JobsSettings
@@ -27,16 +27,17 @@ from gateway.jobs.submission import (
     Submission,
     body_of,
 )
+from gateway.policy import ANYTHING, Policy
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 
 KEY = new_id()
 
 
-def resolve(model: str, role: str | None) -> None:
+def resolve(model: str, role: str | None, policy: Policy) -> None:
     if role not in {None, "planner"}:
         raise InvalidRequest("no such role", param="role")
-    if model == "missing":
+    if model == "missing" or not policy.allows("p", "m", model):
         raise ModelNotFound(f"no model is called {model!r}", param="model")
 
 
@@ -46,6 +47,7 @@ def judge() -> Judge:
         parse_options=options_from_json,
         formats=formats(PROTOCOLS),
         resolve=resolve,
+        policy_of=lambda key_id: ANYTHING if key_id == KEY else Policy(models=("ok",)),
         unambiguous=unique_members,
         may_be_told=Destinations(["hooks.example.com"], allow_http=False, allow_private=False).check,
         settings=JobsSettings(max_line_bytes=4096),
@@ -268,3 +270,23 @@ def test_a_batchs_lines_are_over_when_it_is() -> None:
     for fields, wanted in (({}, 60.0), ({"deadline_s": 5}, 5.0), ({"deadline_s": 500}, 60.0)):
         job = Submission(batch, KEY).add(1, json.dumps(line(**fields)).encode())
         assert (job.fault, job.deadline_s) == (None, wanted)
+
+
+def test_what_a_key_may_not_have_is_refused_of_it_as_what_there_is_not() -> None:
+    hidden = Submission(judge(), new_id()).add(1, json.dumps(body(model="other")).encode())
+    absent = Submission(judge(), new_id()).add(1, json.dumps(body(model="missing")).encode())
+    assert hidden.fault is not None
+    assert absent.fault is not None
+    assert (hidden.fault.code, hidden.fault.param) == (absent.fault.code, absent.fault.param)
+    assert hidden.fault.message == absent.fault.message.replace("missing", "other")
+    assert add(body(model="other")).fault is None
+
+
+def test_that_nobody_knows_what_a_key_may_use_is_no_fault_of_a_line() -> None:
+    def unknown(_: object) -> Policy:
+        raise GatewayError("keys cannot be checked", code=Code.CONTROL_STORE_UNAVAILABLE)
+
+    stale = judge()
+    stale.policy_of = unknown
+    with pytest.raises(GatewayError):
+        Submission(stale, KEY)
