@@ -156,6 +156,9 @@ class NativeRequest(msgspec.Struct, frozen=True, kw_only=True):
     #: Paths of what the canonical form does not carry, as the caller wrote them. Another protocol refuses them, unless
     #: the endpoint omits them.
     unmapped: tuple[str, ...] = ()
+    #: Paths of wishes that change nothing of the answer but how much is shown of its making. Another protocol is not
+    #: told them, and never refuses for them: they are dropped, and told as such.
+    wishes: tuple[str, ...] = ()
     #: By path, why another protocol cannot be told it, where there is more to say than that it has no such field.
     reasons: Mapping[str, str] = {}
 

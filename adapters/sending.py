@@ -10,7 +10,7 @@ not ask for, and what was forced to the value that it had, is not dropped.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from adapters.chat import ChatRequest, Message, Opaque, Reasoning, ResponseForma
 from adapters.contract import EmbeddingCall, Endpoint, HttpRequest, UpstreamCall
 from adapters.errors import RequestNotExpressible
 from adapters.paths import Words, existing
+from adapters.reasoning import LEFT_TO_PROVIDER, WORDS, budget_of, is_lessened, nearest, within
 
 _encode = msgspec.json.Encoder().encode
 _object_in = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -115,6 +116,8 @@ class Sending:
     def refuse_unmapped(self) -> None:
         """What the canonical form of the request does not carry: only its own protocol knows it."""
         native = self._request.native
+        for path in native.wishes if native is not None else ():
+            self.drop_own(path)
         for path in native.unmapped if native is not None else ():
             word = _OMIT_WORDS.get(path.rpartition(".")[2]) if "[" in path else None
             if self._may_drop(path) or (word is not None and self._may_drop(word)):
@@ -159,6 +162,42 @@ class Sending:
                 self.drop(f"{path}.reasoning[{j}].signature")
                 kept.append((j, Reasoning(text=thought.text)))
         return kept
+
+    # -------------------------------------------------------------- effort
+
+    @property
+    def output_limit(self) -> int | None:
+        """In tokens, as the caller gave it."""
+        assert isinstance(self._request, ChatRequest), "an embedding has none"
+        return self._request.max_output_tokens
+
+    @property
+    def effort(self) -> str | None:
+        """The word of effort that the caller asked for; None where it leaves it to the provider."""
+        assert isinstance(self._request, ChatRequest), "an embedding has none"
+        asked = self._request.reasoning_effort
+        return None if asked in LEFT_TO_PROVIDER else asked
+
+    def effort_as_budget(self, effort: str, limit: int | None, *, least: int) -> int | None:
+        """
+        A word of effort in tokens, within the output limit. Raises `RequestNotExpressible` for a word of which nobody
+        knows how much it is, or drops it where the endpoint may.
+        """
+        budget = budget_of(effort)
+        if budget is None:
+            words = ", ".join(WORDS)
+            self.refuse("reasoning_effort", f"is told it in tokens here, and it is none of {words}, auto and default")
+            return None
+        if is_lessened(effort):
+            self.drop("reasoning_effort")
+        return within(budget, limit, least=least)
+
+    def effort_among(self, effort: str, known: Sequence[str]) -> str:
+        """The nearest of the protocol's own words; told as dropped where that is another one."""
+        word = nearest(effort, known)
+        if word != effort:
+            self.drop("reasoning_effort")
+        return word
 
     def described_schema(self, wanted: ResponseFormat) -> msgspec.Raw | None:
         """As the function."""

@@ -7,6 +7,7 @@ that it never wrote looks for it in vain, and a warning that names one is as goo
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -697,3 +698,68 @@ def test_what_both_apis_of_openai_have_is_carried_between_them(caller: str, prov
         "prompt_cache_retention": "24h",
         "prompt_cache_key": "k",
     }
+
+
+@pytest.mark.parametrize(
+    ("caller", "body", "wish"),
+    [
+        ("responses", _responses(reasoning={"summary": "auto"}), "reasoning.summary"),
+        ("responses", _responses(reasoning={"generate_summary": "concise"}), "reasoning.generate_summary"),
+        ("anthropic_messages", _messages(thinking={"type": "adaptive", "display": "omitted"}), "thinking.display"),
+    ],
+)
+def test_how_thoughts_are_to_be_shown_is_dropped_and_told_and_never_a_reason_to_refuse(
+    caller: str, body: dict[str, Any], wish: str
+) -> None:
+    request = PROTOCOLS[caller].parse_request(json.dumps(body).encode())
+    for provider in PROTOCOLS:
+        dropped = _render(provider, request, reasoning="effort").dropped
+        assert dropped == (() if provider == caller else (wish,)), provider
+
+
+def _effort(provider: str, effort: str, reasoning: str | None, **asked: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    request = PROTOCOLS["responses"].parse_request(
+        json.dumps(_responses(reasoning={"effort": effort}, **asked)).encode()
+    )
+    http = _render(provider, request, reasoning=reasoning)
+    fields = json.loads(http.body)
+    return fields.get("generationConfig", {}).get("thinkingConfig") or fields.get("thinking") or fields, http.dropped
+
+
+def test_an_effort_that_nobody_knows_is_no_budget() -> None:
+    for provider in ("gemini", "anthropic_messages", "chat_completions"):
+        for limit in ({}, {"max_output_tokens": 2000}):
+            with pytest.raises(RequestNotExpressible) as refused:
+                _effort(provider, "silly", "budget", **limit)
+            assert refused.value.path == "reasoning.effort"
+        chat = PROTOCOLS["chat_completions"].parse_request(json.dumps(_chat(reasoning_effort="silly")).encode())
+        with pytest.raises(RequestNotExpressible) as refused:
+            _render(provider, chat, reasoning="budget")
+        assert refused.value.path == "reasoning_effort"
+
+
+def test_a_budget_leaves_room_for_the_answer_and_what_is_less_than_was_asked_is_told() -> None:
+    changed = ("reasoning.effort",)
+    assert _effort("gemini", "high", "budget", max_output_tokens=2000)[0]["thinkingBudget"] == 1000
+    assert _effort("gemini", "high", "budget")[0]["thinkingBudget"] == 24576
+    assert _effort("gemini", "xhigh", "budget")[1] == changed
+    assert _effort("gemini", "xhigh", "effort")[0]["thinkingLevel"] == "HIGH"
+    assert _effort("gemini", "xhigh", "effort")[1] == changed
+    assert _effort("anthropic_messages", "high", "budget", max_output_tokens=4000)[0]["budget_tokens"] == 2000
+    assert _effort("chat_completions", "high", "budget", max_output_tokens=4000)[0]["thinking_budget"] == 2000
+    assert _effort("anthropic_messages", "minimal", "effort")[1] == changed
+    budget = {"type": "enabled", "budget_tokens": 4000}
+    asked = PROTOCOLS["anthropic_messages"].parse_request(
+        json.dumps({**_messages(thinking=budget), "max_tokens": 2000}).encode()
+    )
+    sent = _render("gemini", asked, reasoning="budget")
+    assert json.loads(sent.body)["generationConfig"]["thinkingConfig"]["thinkingBudget"] == 1000
+    assert sent.dropped == ("thinking.budget_tokens",)
+
+
+@pytest.mark.parametrize("word", ["auto", "default"])
+def test_an_effort_that_is_left_to_the_provider_is_not_sent_to_one_that_has_no_such_word(word: str) -> None:
+    for provider, reasoning in itertools.product(("gemini", "anthropic_messages", "workers_ai"), ("effort", "budget")):
+        fields, dropped = _effort(provider, word, reasoning)
+        assert word not in json.dumps(fields)
+        assert dropped == ()

@@ -104,7 +104,12 @@ def parse_request(body: bytes) -> ChatRequest:
         # The canonical words are OpenAI's: "auto" is the same, and this API's other word asks for the usual tier.
         service_tier="default" if wire.service_tier == "standard_only" else wire.service_tier,
         end_user=wire.metadata.user_id if wire.metadata else None,
-        native=NativeRequest(protocol=NAME, fields=fields, unmapped=tuple(dict.fromkeys(unmapped))),
+        native=NativeRequest(
+            protocol=NAME,
+            fields=fields,
+            unmapped=tuple(dict.fromkeys(unmapped)),
+            wishes=("thinking.display",) if wire.thinking is not None and wire.thinking.display is not None else (),
+        ),
         paths=Paths(
             messages=spots, tools=[f"tools[{i}]" for i, tool in enumerate(tools) if tool is not None], words=WORDS
         ),
@@ -392,7 +397,7 @@ def _reasoning(
     thinking = wire.thinking
     if thinking is None:
         return effort, None
-    _keep_unmapped(fields["thinking"], {"type", "budget_tokens"}, "thinking", unmapped)
+    _keep_unmapped(fields["thinking"], {"type", "budget_tokens", "display"}, "thinking", unmapped)
     match thinking.type:
         case "enabled":
             if thinking.budget_tokens is None:

@@ -43,7 +43,7 @@ from adapters.chat import (
 from adapters.contract import Endpoint, HttpRequest, UpstreamCall
 from adapters.protocols.anthropic_messages.answers import NAME, object_of
 from adapters.protocols.anthropic_messages.requests import WORDS
-from adapters.reasoning import budget_of, effort_of
+from adapters.reasoning import effort_of
 from adapters.sending import Sending
 
 _PATH = "/messages"
@@ -57,6 +57,8 @@ _VERSION = "2023-06-01"
 DEFAULT_MAX_TOKENS = 8192
 #: https://platform.claude.com/docs/en/build-with-claude/extended-thinking
 _LEAST_BUDGET = 1024
+#: https://platform.claude.com/docs/en/build-with-claude/effort
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream"})
@@ -352,7 +354,7 @@ class _Rendering:
         """`thinking`, `output_config.effort`, and the limit of output tokens."""
         request, mode = self._request, self._endpoint.reasoning
         limit, default = request.max_output_tokens, _default_max_tokens(self._endpoint)
-        effort, budget = request.reasoning_effort, request.reasoning_budget_tokens
+        effort, budget = self._sending.effort, request.reasoning_budget_tokens
         if mode == "off":
             if effort not in {None, "none"}:
                 self._sending.drop("reasoning_effort")
@@ -369,12 +371,10 @@ class _Rendering:
             effort, budget = effort_of(budget), None
         path = "reasoning_budget_tokens"
         if mode == "budget" and budget is None and effort is not None:
-            path, budget = "reasoning_effort", budget_of(effort)
+            path, budget = "reasoning_effort", self._sending.effort_as_budget(effort, limit, least=_LEAST_BUDGET)
             effort = None
-            if limit is not None:
-                budget = min(budget, max(limit // 2, _LEAST_BUDGET))
-        if effort == "minimal":
-            effort = "low"  # this API's least
+        if effort is not None:
+            effort = self._sending.effort_among(effort, _EFFORTS)
         if not budget:
             thinking = {"type": "disabled"} if budget == 0 else None if effort is None else {"type": "adaptive"}
             return thinking, effort, default if limit is None else limit

@@ -39,7 +39,7 @@ from adapters.errors import MalformedRequest
 from adapters.paths import Paths, Spot, Words
 from adapters.protocols.chat_completions import answers, schema
 from adapters.protocols.chat_completions.answers import NAME
-from adapters.reasoning import budget_of, effort_of
+from adapters.reasoning import LEFT_TO_PROVIDER, effort_of
 from adapters.sending import Sending
 
 _PATH = "/chat/completions"
@@ -55,6 +55,8 @@ _READ = {
     | {"annotations", "executed_tools", "id"},
     "tools": frozenset(field.name for field in msgspec.structs.fields(schema.ToolIn)) | {"custom"},
 }
+#: Of a budget that we make of an effort: OpenRouter takes no less for the models it asks in tokens.
+_LEAST_BUDGET = 1024
 _NOTHING = frozenset({b"null", b"[]", b"{}", b"false", b'""'})
 _PATH_CHARACTERS = 96
 
@@ -395,10 +397,10 @@ def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending
         for name in sorted(_REASONING_FIELDS & fields.keys()):
             sending.lost(name)
             del fields[name]
-        _ask_for_reasoning(fields, "none", None, endpoint)
+        _ask_for_reasoning(fields, "none", None, sending)
     elif endpoint.reasoning is not None and "reasoning_effort" in fields and request.reasoning_effort is not None:
         del fields["reasoning_effort"]
-        _ask_for_reasoning(fields, request.reasoning_effort, None, endpoint)
+        _ask_for_reasoning(fields, request.reasoning_effort, None, sending)
     without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
     without_reasoning = "messages.reasoning" in endpoint.omit and any(
         message.reasoning or any(call.signature is not None for call in message.tool_calls)
@@ -491,8 +493,11 @@ def _listed(item: Mapping[str, Any], name: str) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _ask_for_reasoning(fields: dict[str, Any], effort: str | None, budget: int | None, endpoint: Endpoint) -> None:
+def _ask_for_reasoning(fields: dict[str, Any], effort: str | None, budget: int | None, sending: Sending) -> None:
     """In the way the endpoint takes it: a word of effort or tokens, in a field or in OpenRouter's object."""
+    endpoint = sending.endpoint
+    if endpoint.reasoning == "budget" and effort in LEFT_TO_PROVIDER:
+        effort = None
     if effort is None and budget is None:
         return
     match endpoint.reasoning:
@@ -501,7 +506,12 @@ def _ask_for_reasoning(fields: dict[str, Any], effort: str | None, budget: int |
             if endpoint.reasoning_object:
                 fields["reasoning"] = {"effort": "none"}
         case "budget":
-            tokens = budget if budget is not None else budget_of(effort or "none")
+            limit = sending.output_limit
+            tokens = (
+                sending.effort_as_budget(effort or "none", limit, least=_LEAST_BUDGET) if budget is None else budget
+            )
+            if tokens is None:
+                return
             if endpoint.reasoning_object:
                 fields["reasoning"] = {"max_tokens": tokens} if tokens else {"effort": "none"}
             else:
@@ -571,7 +581,7 @@ def _render_reasoning_wanted(request: ChatRequest, sending: Sending, fields: dic
     else:
         effort = None if sending.omits("reasoning_effort") else effort
         budget = None if sending.omits("reasoning_budget_tokens") else budget
-    _ask_for_reasoning(fields, effort, budget, endpoint)
+    _ask_for_reasoning(fields, effort, budget, sending)
 
 
 def _render_message(message: Message, path: str, sending: Sending) -> dict[str, Any]:

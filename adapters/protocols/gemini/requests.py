@@ -43,7 +43,7 @@ from adapters.errors import MalformedRequest
 from adapters.paths import Paths, Spot, Words
 from adapters.protocols.gemini import openapi, signatures
 from adapters.protocols.gemini.answers import NAME
-from adapters.reasoning import budget_of, effort_of
+from adapters.reasoning import effort_of, within
 from adapters.sending import Sending, same
 from adapters.urls import path_step
 
@@ -57,6 +57,9 @@ _CONFIG = "generationConfig"
 _COLLECTIONS = frozenset({"models", "tunedModels", "publishers", "projects"})
 #: Models from this generation on are told how hard to think in words, and sign what they think.
 _WORDS_SINCE = 3
+_LEVELS = ("minimal", "low", "medium", "high")
+#: The least budget of thought that each model takes which can think. https://ai.google.dev/gemini-api/docs/thinking
+_LEAST_BUDGET = 512
 _GENERATION = re.compile(r"gemini-([0-9]{1,3})(?![0-9])")
 
 _AUDIO_FORMAT = {"mpeg": "mp3", "x-wav": "wav", "wave": "wav", "vnd.wave": "wav"}
@@ -946,9 +949,10 @@ class _Writer:
     def _thinking(self) -> dict[str, Any] | None:
         """
         Models of the third generation are asked in words, older ones in tokens, unless the profile says which. Off is
-        a budget of nothing for both; a model that cannot stop thinking refuses that itself.
+        a budget of nothing for both; a model that cannot stop thinking refuses that itself. Thoughts count against the
+        output limit here: a budget leaves room for an answer, and one that the caller gave is told where it had to.
         """
-        effort, budget = self._request.reasoning_effort, self._request.reasoning_budget_tokens
+        effort, budget = self._sending.effort, self._request.reasoning_budget_tokens
         way = self._endpoint.reasoning
         if way == "off":
             asked = {"reasoning_effort": effort, "reasoning_budget_tokens": budget}
@@ -963,9 +967,17 @@ class _Writer:
         if way is None:
             way = "effort" if _generation(self._model) >= _WORDS_SINCE else "budget"
         if way == "effort":
-            word = effort if effort is not None else effort_of(budget or 0)
+            word = self._sending.effort_among(effort if effort is not None else effort_of(budget or 0), _LEVELS)
             return {"thinkingLevel": word.upper(), "includeThoughts": True}
-        tokens = budget if budget is not None else budget_of(effort or "none")
+        limit = self._request.max_output_tokens
+        if budget is None:
+            tokens = self._sending.effort_as_budget(effort or "none", limit, least=_LEAST_BUDGET)
+            if tokens is None:
+                return None
+        else:
+            tokens = budget if limit is None or budget < limit else within(budget, limit, least=_LEAST_BUDGET)
+            if tokens != budget:
+                self._sending.drop("reasoning_budget_tokens")
         return {"thinkingBudget": tokens, "includeThoughts": True}
 
     def _service_tier(self) -> str | None:

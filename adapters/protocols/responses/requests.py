@@ -44,8 +44,9 @@ _KEPT_ELSEWHERE = (
     "`store` to false and send the items of earlier turns themselves in `input`"
 )
 _LOOKED_UP = frozenset({"previous_response_id", "conversation"})
-#: A summary of the reasoning may be asked for; every protocol tells what its provider shows of it.
-_REASONING_MAPPED = frozenset({"effort", "summary", "generate_summary"})
+#: How the reasoning is to be summed up. Every protocol tells what its provider shows of it, as that provider does it.
+_SUMMARIES = frozenset({"summary", "generate_summary"})
+_REASONING_MAPPED = _SUMMARIES | {"effort"}
 _TEXT_MAPPED = frozenset({"format", "verbosity"})
 
 #: Canonical names to those of this format.
@@ -79,8 +80,9 @@ def parse_request(body: bytes) -> ChatRequest:
     fields = read_fields(body)
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name, raw in fields.items() if name not in _MAPPED and given(raw) is not None]
-    unmapped += _inner_unmapped(fields, "reasoning", _REASONING_MAPPED)
-    unmapped += _inner_unmapped(fields, "text", _TEXT_MAPPED)
+    inner = _inner(fields, "reasoning")
+    unmapped += [f"reasoning.{name}" for name in inner if name not in _REASONING_MAPPED]
+    unmapped += [f"text.{name}" for name in _inner(fields, "text") if name not in _TEXT_MAPPED]
     if wire.background:
         unmapped.append("background")
     if wire.truncation not in {None, "disabled"}:
@@ -117,18 +119,20 @@ def parse_request(body: bytes) -> ChatRequest:
             protocol=NAME,
             fields=fields,
             unmapped=tuple(unmapped),
+            wishes=tuple(f"reasoning.{name}" for name in inner if name in _SUMMARIES),
             reasons=dict.fromkeys((_LOOKED_UP & fields.keys()) | turns.references, _KEPT_ELSEWHERE),
         ),
         paths=Paths(messages=turns.spots, tools=[at for at, tool in tools if tool is not None], words=WORDS),
     )
 
 
-def _inner_unmapped(fields: Mapping[str, msgspec.Raw], name: str, mapped: frozenset[str]) -> list[str]:
+def _inner(fields: Mapping[str, msgspec.Raw], name: str) -> list[str]:
+    """The names of what is given within a field."""
     raw = given(fields[name]) if name in fields else None
     if raw is None:
         return []
     inner = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    return [f"{name}.{key}" for key, value in inner.items() if key not in mapped and given(value) is not None]
+    return [key for key, value in inner.items() if given(value) is not None]
 
 
 class _Turns:

@@ -217,7 +217,7 @@ class _Writer:
                 return None, 0
 
     def _reasoning(self) -> dict[str, str] | None:
-        effort = self._asked("reasoning_effort", self._request.reasoning_effort)
+        effort = self._asked("reasoning_effort", self._sending.effort)
         budget = self._asked("reasoning_budget_tokens", self._request.reasoning_budget_tokens)
         if self._endpoint.reasoning == "off":
             for name, value in (("reasoning_effort", effort), ("reasoning_budget_tokens", budget)):

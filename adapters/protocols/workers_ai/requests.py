@@ -318,7 +318,7 @@ class _Writer:
 
     def _effort(self) -> str | None:
         """Only some models take it, so only a profile that says so sends it."""
-        effort, budget = self._request.reasoning_effort, self._request.reasoning_budget_tokens
+        effort, budget = self._sending.effort, self._request.reasoning_budget_tokens
         if effort is None and budget is None:
             return None
         if self._endpoint.reasoning == "effort":

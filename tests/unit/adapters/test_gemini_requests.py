@@ -534,7 +534,7 @@ def test_a_canonical_request_is_said_in_full():
             "mediaResolution": "MEDIA_RESOLUTION_LOW",
             "responseMimeType": "application/json",
             "responseJsonSchema": {"description": "d", "type": "object"},
-            "thinkingConfig": {"thinkingBudget": 8192, "includeThoughts": True},
+            "thinkingConfig": {"thinkingBudget": 512, "includeThoughts": True},
         },
         "serviceTier": "standard",
         "store": False,
