@@ -171,6 +171,7 @@ def _parse(label: str, raw: dict[str, Any]) -> tuple[File, list[Fault]]:
             return File.model_validate(raw), faults
         except pydantic.ValidationError as error:
             told = {fault.path for fault in faults}
+            wrong: list[tuple[dict[str, Any], Any]] = []
             for found in error.errors():
                 if _of_the_other_shape(found):
                     continue
@@ -178,17 +179,25 @@ def _parse(label: str, raw: dict[str, Any]) -> tuple[File, list[Fault]]:
                 # What was left out for being wrong is not missing as well, nor is what held it too short.
                 if not any(known == fault.path or known.startswith(f"{fault.path}.") for known in told):
                     faults.append(fault)
-                _leave_out(raw, found["loc"])
+                wrong.append(_deepest(raw, found["loc"]))
+            # Not before all are found: on the way to one that is gone already stands what is not wrong.
+            for holder, key in wrong:
+                holder.pop(key, None)
 
 
-def _leave_out(raw: dict[str, Any], location: Sequence[Any]) -> None:
-    """Removes the deepest entry on the way to a fault that is there: the wrong value, or what lacks one."""
+def _deepest(raw: dict[str, Any], location: Sequence[Any]) -> tuple[dict[str, Any], Any]:
+    """
+    The deepest entry on the way to a fault that is there, the wrong value, or what lacks one: its table and its key.
+    A list stays whole, or its places would not be those of the file: what is wrong with an entry itself is the list's.
+    """
     node: Any = raw
     holder, last = raw, location[0]
     for key in location:
         if isinstance(node, dict) and key in node:
             holder, last, node = node, key, node[key]
-    holder.pop(last, None)
+        elif isinstance(node, list) and isinstance(key, int) and key < len(node):
+            node = node[key]
+    return holder, last
 
 
 #: What pydantic calls the two shapes of an entry that is a name or a table.

@@ -189,6 +189,29 @@ def test_several_faults_are_told_together(tmp_path):
     )
 
 
+def test_a_fault_within_a_table_or_an_entry_of_a_list_hides_no_other(tmp_path):
+    text = """
+[models.m]
+providers = [{ provider = "q", weigth = 3, cannot = ["fly"], qualified_for = { r = "0123456789abcdef" } }, "z"]
+fallback = ["q"]
+weigth = 3
+order = "sideways"
+first_byte_s = "soon"
+"""
+    found = [path for path, _ in faults(tmp_path, text)]
+    assert sorted(found) == [
+        "models.m.fallback.0",
+        "models.m.first_byte_s",
+        "models.m.order",
+        "models.m.providers.0",
+        "models.m.providers.0.cannot.0",
+        "models.m.providers.0.qualified_for.r",
+        "models.m.providers.0.weigth",
+        "models.m.providers.1",
+        "models.m.weigth",
+    ]
+
+
 @pytest.mark.parametrize("key", ["short", "x" * 600, "with a space in it 123", "ünïcödé-key-0123456789"])
 def test_an_unusable_key_in_the_environment_is_a_fault_and_not_repeated(tmp_path, key):
     [(path, reason)] = faults(tmp_path, GOOD, TOLLBRIDGE_API_KEY=key)
