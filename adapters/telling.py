@@ -11,7 +11,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import msgspec
+
 from adapters.chat import (
+    ChatResponse,
     Event,
     Finished,
     ImageOutput,
@@ -19,6 +22,7 @@ from adapters.chat import (
     ReasoningDelta,
     RefusalDelta,
     StopReason,
+    ToolCallDelta,
     ToolCallStart,
 )
 from metering.usage import Usage
@@ -34,6 +38,8 @@ REASONING: Final = "reasoning"
 SIGNATURE: Final = "signature"
 #: That the usage is not known: the format has figures all the same, and zeros stand in their place.
 NO_USAGE: Final = "no_usage"
+#: A call whose arguments are no JSON object, in a whole answer: the format has them as one.
+BROKEN_CALL: Final = "broken_call"
 
 _WORD = re.compile(r"[\w.:-]{1,64}", re.ASCII)
 
@@ -45,6 +51,24 @@ def ending(reason: StopReason) -> str:
 
 def endings(*reasons: StopReason) -> frozenset[str]:
     return frozenset(map(ending, reasons))
+
+
+def is_object(arguments: str) -> bool:
+    """Arguments of a call are a JSON object, or none at all."""
+    if not arguments.strip():
+        return True
+    try:
+        return isinstance(msgspec.json.decode(arguments), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
+def breaks(untold: frozenset[str], response: ChatResponse) -> bool:
+    """The format would have to leave out a call of the answer, and has no word for that either."""
+    return BROKEN_CALL in untold and any(
+        choice.stop_reason is not StopReason.LENGTH and not all(is_object(call.arguments) for call in choice.tool_calls)
+        for choice in response.choices
+    )
 
 
 class Untold:
@@ -60,7 +84,10 @@ class Untold:
         self._over = False
 
     def note(self, event: Event) -> None:
-        """Takes note of an event, in the order they came."""
+        """
+        Takes note of an event, in the order they came. The arguments of a call only where they are whole: a stream
+        hands on the pieces of them as they come.
+        """
         match event:
             case ImageOutput():
                 self._seen(IMAGE)
@@ -73,6 +100,8 @@ class Untold:
                     self._seen(REASONING)
                 if event.signature is not None:
                     self._seen(SIGNATURE)
+            case ToolCallDelta() if BROKEN_CALL in self._cannot and not is_object(event.arguments):
+                self._seen(BROKEN_CALL)
             case RefusalDelta():
                 self._refused = True
             case Finished():

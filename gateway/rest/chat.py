@@ -22,10 +22,11 @@ from adapters.chat import ChatRequest, Finished, UsageReport
 from adapters.contract import AnswerHead, StreamRenderer, relayed
 from adapters.errors import MalformedRequest
 from adapters.protocols.responses import kept
+from adapters.telling import breaks
 from admission.lease import Waiting
 from gateway.answer import Ended, Item, Line, Silent
 from gateway.call import Call, Scope
-from gateway.errors import Code, GatewayError, Internal, InvalidRequest
+from gateway.errors import Code, GatewayError, Internal, InvalidRequest, StreamBroken
 from gateway.naming import ID_PREFIXES, named
 from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
@@ -132,6 +133,13 @@ class Chat:
         if asked.stream:
             return await self._streamed(api, exchange, call, asked)
         completion = await self._line.complete(call)
+        if completion.response.native_protocol != api.protocol.name and breaks(
+            api.protocol.untold, completion.response
+        ):
+            raise StreamBroken(
+                "the model wrote arguments of a call that are no JSON object, and this format cannot tell them",
+                outcome=completion.outcome,
+            )
         route = completion.outcome.route
         response = named(
             completion.response,

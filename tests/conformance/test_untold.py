@@ -83,7 +83,7 @@ def test_what_makes_no_difference_to_what_is_told_is_named_and_nothing_else_is(p
         for word, (with_it, without) in THINGS.items()
         if rendered(protocol, with_it) == rendered(protocol, without)
     }
-    assert lost == EVERY[protocol].untold
+    assert lost == EVERY[protocol].untold - {telling.BROKEN_CALL}
 
 
 @pytest.mark.parametrize("word", THINGS)

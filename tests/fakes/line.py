@@ -74,7 +74,9 @@ class FakeLine:
         *,
         before: Callable[[Call, Observer], Awaitable[None]] = nothing,
         items: Callable[[], AsyncGenerator[Item, None]] = hello,
+        completion: Completion = COMPLETION,
     ) -> None:
+        self.completion = completion
         self.before = before
         self.items = items
         self.calls: list[Call] = []
@@ -85,7 +87,7 @@ class FakeLine:
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
         async with self._recorded(call):
             await self.before(call, observer)
-        return COMPLETION
+        return self.completion
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:

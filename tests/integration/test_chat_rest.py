@@ -15,10 +15,10 @@ import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
 
-from adapters.chat import Native, TextDelta
+from adapters.chat import ChatResponse, Choice, Native, StopReason, TextDelta, ToolCall
 from admission.lease import Waiting
 from gateway.answer import Ended, Item, Observer
-from gateway.call import Call
+from gateway.call import Call, Completion
 from gateway.errors import (
     AdmissionRefused,
     AllRoutesFailed,
@@ -518,3 +518,18 @@ async def test_a_drain_lets_a_stream_end():
             assert b"[DONE]" in await reader.read()
             await closing
         server.writer.close()
+
+
+async def test_arguments_that_a_format_cannot_tell_are_an_error_and_no_others():
+    broken = ToolCall(id="c", name="f", arguments='{"a": ')
+    choice = Choice(index=0, tool_calls=(broken,), stop_reason=StopReason.TOOL_CALLS, native_stop_reason="tool_calls")
+    line = FakeLine(completion=Completion(response=ChatResponse(choices=(choice,)), outcome=outcome()))
+    async with serving(line) as server:
+        status, body, headers = await server.ask("/v1/messages")
+        assert (status, headers["x-tollbridge-code"]) == (502, "upstream_broken")
+        assert b"INVALID_JSON" not in body
+        status, body, _ = await server.ask("/v1/chat/completions")
+        assert (status, json.loads(body)["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]) == (
+            200,
+            '{"a": ',
+        )

@@ -39,9 +39,9 @@ class AnthropicMessages:
 
     name = answers.NAME
     models_path = "/models"
-    untold = frozenset({telling.IMAGE, telling.LOGPROBS, telling.CHOICE, telling.NO_USAGE}) | telling.endings(
-        StopReason.OTHER
-    )
+    untold = frozenset(
+        {telling.IMAGE, telling.LOGPROBS, telling.CHOICE, telling.NO_USAGE, telling.BROKEN_CALL}
+    ) | telling.endings(StopReason.OTHER)
 
     def parse_request(self, body: bytes) -> ChatRequest:
         return requests.parse_request(body)

@@ -340,9 +340,13 @@ def render_answer(response: ChatResponse) -> bytes:
     if choice.text:
         content.append({"type": "text", "text": choice.text})
     for number, call in enumerate(choice.tool_calls):
+        arguments = object_of(call.arguments)
+        if arguments is None:
+            # This API has no place for them, and others are not invented: `telling.BROKEN_CALL`.
+            continue
         if call.signature is not None:
             content.append(call_signature(number, call.signature))
-        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _told_input(call.arguments)})
+        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
     return msgspec.json.encode(
         {
             "id": response.response_id or "",
@@ -386,15 +390,6 @@ def object_of(arguments: str) -> msgspec.Raw | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return msgspec.Raw(arguments.strip().encode()) if isinstance(known, dict) else None
-
-
-def _told_input(arguments: str) -> msgspec.Raw | dict[str, str]:
-    """
-    Arguments that are no JSON object, say because a limit cut them, are told as they are, under the name this API's
-    documents give for it (https://platform.claude.com/docs/en/agents-and-tools/tool-use/fine-grained-tool-streaming).
-    """
-    known = object_of(arguments)
-    return {"INVALID_JSON": arguments} if known is None else known
 
 
 def render_usage(usage: Usage) -> dict[str, Any]:

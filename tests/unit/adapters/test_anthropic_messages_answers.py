@@ -28,6 +28,7 @@ from adapters.chat import (
 from adapters.contract import AnswerHead, Endpoint, ToldError, UpstreamCall
 from adapters.errors import Broken, ErrorClass, ProviderError, Rejected
 from adapters.protocols.anthropic_messages import AnthropicMessages
+from adapters.telling import Untold, breaks
 from metering.usage import NOTHING, Usage
 from tests.fakes.answers import gathered, gathered_response, parsed
 
@@ -120,11 +121,17 @@ def test_a_native_answer_passes_untouched():
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "unfini', "[1]", "7", '"x"'])
-def test_arguments_that_are_no_object_are_told_as_they_are_and_not_repaired(arguments):
+def test_a_call_whose_arguments_are_no_object_is_left_out_and_others_are_not_invented(arguments):
     choice = msgspec.structs.replace(CHOICE, tool_calls=(ToolCall(id="t", name="f", arguments=arguments),))
     content = told(PROTOCOL.render_response(answer(choice)))["content"]
     assert isinstance(content, list)
-    assert content[-1]["input"] == {"INVALID_JSON": arguments}
+    assert "tool_use" not in [block["type"] for block in content]
+    assert breaks(PROTOCOL.untold, answer(choice))
+    assert not breaks(PROTOCOL.untold, answer(msgspec.structs.replace(choice, stop_reason=StopReason.LENGTH)))
+    untold = Untold(PROTOCOL.untold)
+    for event in as_events(answer(choice)):
+        untold.note(event)
+    assert "broken_call" in untold.kinds
 
 
 @pytest.mark.parametrize(
