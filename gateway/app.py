@@ -2,8 +2,8 @@
 The composition root: opens every part in order, hands each what it needs, unwinds in reverse. Nothing imports it but
 the command line.
 
-Stopping is the same order seen from the other end: health first, then no new work, then what runs gets its time, then
-what it settled is written, and the database goes last.
+Stopping is the same order seen from the other end: health first, a little later no new work, then what runs gets its
+time, then what it settled is written, and the database goes last.
 """
 
 from __future__ import annotations
@@ -163,11 +163,15 @@ class Gateway:
             await asyncio.sleep(0.2)
 
     async def drain(self) -> None:
-        """Health says no, nothing new is taken, what runs ends or is taken back at the drain's deadline."""
-        until = asyncio.get_running_loop().time() + self._settings.drain_s
+        """
+        Health says no while all is still served; then nothing new is taken, and what runs ends or is taken back at the
+        drain's deadline. Of the jobs none is begun from the start.
+        """
+        delay_s, drain_s = self._settings.drain_delay_s, self._settings.drain_s
+        until = asyncio.get_running_loop().time() + delay_s + drain_s
         try:
             await asyncio.gather(
-                self._rpc.drain(self._settings.drain_s), self._rest.drain(), self._runner.drain(self._settings.drain_s)
+                self._rpc.drain(drain_s, lame_duck_s=delay_s), self._rest.drain(), self._runner.drain(delay_s + drain_s)
             )
             await self._pipeline.drain(until)
         finally:
@@ -307,7 +311,11 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(
-                    host=settings.rest.host, port=settings.rest.port, reuse_port=True, drain_s=settings.drain_s
+                    host=settings.rest.host,
+                    port=settings.rest.port,
+                    reuse_port=True,
+                    drain_delay_s=settings.drain_delay_s,
+                    drain_s=settings.drain_s,
                 ),
                 [
                     *rest_chat.routes(line=once, settings=settings.streams, in_background=responses.create),

@@ -72,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     grpc: Listen
     #: A key with every scope, given by the operator.
     api_key: str | None
+    drain_delay_s: float
     drain_s: float
     streams: StreamSettings
     idempotency: IdempotencySettings
@@ -267,6 +268,7 @@ class _Resolved:
             rest=rest,
             grpc=grpc,
             api_key=environ.get("TOLLBRIDGE_API_KEY") or None,
+            drain_delay_s=parsed.gateway.drain_delay_s,
             drain_s=parsed.gateway.drain_s,
             idempotency=IdempotencySettings(
                 retention_s=parsed.gateway.idempotency_retention_s,

@@ -196,7 +196,9 @@ class GatewayTable(Strict):
     listen_database_url: str | None = None
     rest_listen: str | None = None
     grpc_listen: str | None = None
-    #: Seconds that running requests get to end when the gateway stops.
+    #: Seconds for which all is still served when the gateway stops, while its health says no.
+    drain_delay_s: _NotNegative = 1.0
+    #: Seconds that running requests get to end after that.
     drain_s: _Positive = 30.0
     #: Seconds for which a stream without content keeps its status open.
     stream_commit_after_s: _NotNegative = 10.0

@@ -223,7 +223,7 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
                 count=count,
                 environ=_environment(settings, url),
                 stop=stop,
-                drain_s=settings.drain_s + SETTLE_S,
+                drain_s=settings.drain_delay_s + settings.drain_s + SETTLE_S,
                 on_ready=ready,
             )
             await supervisor.run()
@@ -235,7 +235,7 @@ async def _serve_here(settings: config.Settings, url: str, stop: Stop, on_ready:
         async with app.open_gateway(settings, url):
             on_ready()
             await stop.gently.wait()
-            log.info("gateway.draining", for_at_most_s=settings.drain_s)
+            log.info("gateway.draining", for_at_most_s=settings.drain_delay_s + settings.drain_s)
         log.info("gateway.stopped")
 
     serving = asyncio.create_task(until_asked(), name="gateway")

@@ -15,16 +15,18 @@ from typing import Any
 
 import msgspec
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import LineTooLong
+from aiohttp.http_parser import RawRequestMessage
 from typing_extensions import override
 
 from admission.lease import new_id
-from gateway.errors import Code, GatewayError, Internal, InvalidRequest, NotFound, Unauthenticated
+from gateway.errors import Code, GatewayError, Internal, InvalidRequest, NotFound, ShuttingDown, Unauthenticated
 from gateway.rest import openapi, paths
 from gateway.rest.apis import Api, error_headers, spoken
 from gateway.rest.auth import Authenticator, authorize
-from gateway.rest.endpoint import REQUEST_ID, BodyLimits, Endpoint, Exchange, Routes, segment
+from gateway.rest.endpoint import REQUEST_ID, Access, BodyLimits, Endpoint, Exchange, Routes, segment
 from gateway.rest.status import error_body, error_response
 
 log = structlog.get_logger(__name__)
@@ -56,7 +58,9 @@ class RestSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Connections of this process. One more is told so and closed.
     max_connections: int = 4096
     backlog: int = 1024
-    #: Seconds for requests in flight to end once stopping has begun; then they are cancelled.
+    #: Seconds for which all is still served once stopping has begun, while /readyz says no.
+    drain_delay_s: float = 0.0
+    #: Seconds for requests in flight to end after that; then they are cancelled.
     drain_s: float = 30.0
 
 
@@ -68,9 +72,12 @@ class RestServer:
         self._routes = Routes(openapi.routes(tuple(endpoints)))
         self._keys = keys
         self._draining = asyncio.Event()
+        #: The port is closed, and what still comes on open connections is refused.
+        self._closed = False
         self._in_flight: set[asyncio.Task[object]] = set()
         self._server = _Server(
             self._serve,
+            draining=self._draining,
             most=settings.max_connections,
             header_timeout_s=settings.header_timeout_s,
             keepalive_timeout=settings.keepalive_s,
@@ -108,25 +115,35 @@ class RestServer:
 
     async def drain(self) -> None:
         """
-        Stops accepting, lets requests in flight end, and cancels those that have not when `drain_s` is over.
+        Serves for `drain_delay_s` more, then stops accepting, lets requests in flight end, and cancels those that have
+        not when `drain_s` is over. Returns when no handler runs any more. Calling it again does nothing.
 
-        Returns when no handler runs any more. Idle connections are closed at once. Calling it again does nothing.
+        From the first moment each answer closes its connection. One that is idle stays open to the end: a request may
+        be on its way on it, and closing would lose that. What comes after the delay is refused.
         """
         if self._listener is None or self._draining.is_set():
             return
+        loop = asyncio.get_running_loop()
         self._draining.set()
-        self._listener.close()
-        # One turn of the loop, for requests that have arrived to become tasks.
-        await asyncio.sleep(0)
-        self._server.pre_shutdown()
-        if self._in_flight:
-            await asyncio.wait(self._in_flight, timeout=self._settings.drain_s)
+        try:
+            await asyncio.sleep(self._settings.drain_delay_s)
+            # Closing resets connections that the kernel has made and nobody has taken yet.
+            await _arrivals()
+        finally:
+            self._closed = True
+            self._listener.close()
+        await _arrivals()
+        until = loop.time() + self._settings.drain_s
+        while self._in_flight and (left_s := until - loop.time()) > 0:
+            await asyncio.wait(self._in_flight, timeout=left_s)
+            await _arrivals()
         late = set(self._in_flight)
         if late:
             log.warning("gateway.rest_drain_deadline", cancelled=len(late))
             for task in late:
                 task.cancel()
             await asyncio.wait(late, timeout=SETTLE_S)
+        self._server.pre_shutdown()
         await self._server.shutdown(LINGER_S)
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -154,8 +171,6 @@ class RestServer:
             log.exception("gateway.request_fault", request_id=request_id)
             refusal = Internal("the gateway failed; its log has the details under this request id")
         else:
-            if self._draining.is_set() and not response.prepared:
-                response.force_close()
             return response
         log.info("gateway.request_refused", request_id=request_id, code=refusal.code.value, method=request.method)
         if request.writer.output_size > 0:
@@ -166,7 +181,7 @@ class RestServer:
         answer = error_response(refusal, request_id, api)
         if isinstance(refusal, _MethodNotAllowed):
             answer.headers["Allow"] = refusal.allow
-        if self._draining.is_set() or not request.content.is_eof():
+        if not request.content.is_eof():
             answer.force_close()
         return answer
 
@@ -210,6 +225,8 @@ class RestServer:
                     status=204, headers={"Allow": allow, REQUEST_ID: request_id, "Server": "tollbridge"}
                 )
             raise _MethodNotAllowed(allow)
+        if self._closed and endpoint.access is not Access.PUBLIC:
+            raise ShuttingDown("this process is stopping: nothing was sent, send it again", retry_after_s=1.0)
         caller = await authorize(endpoint, request.headers, self._keys)
         return await endpoint.handler(
             Exchange(
@@ -251,24 +268,55 @@ class _MethodNotAllowed(GatewayError):
         self.allow = allow
 
 
+async def _arrivals() -> None:
+    """Returns when what has arrived at this moment has been taken by the loop, and has become a task."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+class _Request(web.BaseRequest):
+    """A request whose answer closes the connection where the server is stopping, as late as its head is written."""
+
+    def __init__(self, *parts: Any, draining: asyncio.Event) -> None:
+        super().__init__(*parts)
+        self._stopping = draining
+
+    @property
+    @override
+    def keep_alive(self) -> bool:
+        return super().keep_alive and not self._stopping.is_set()
+
+
 class _Server(web.Server):
-    """Counts connections, and makes connections of our kind."""
+    """Counts connections, and makes connections and requests of our kind."""
 
     def __init__(
         self,
         handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
         *,
+        draining: asyncio.Event,
         most: int,
         header_timeout_s: float,
         **settings: Any,
     ) -> None:
         # A client that is gone cancels its handler, which takes the work back.
-        super().__init__(handler, handler_cancellation=True, **settings)
+        super().__init__(handler, handler_cancellation=True, request_factory=self._request, **settings)
         self.most = most
         self.header_timeout_s = header_timeout_s
         self.open = 0
+        self._draining = draining
         self._settings = settings
         self._own_loop = asyncio.get_running_loop()
+
+    def _request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        protocol: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        return _Request(message, payload, protocol, writer, task, self._own_loop, draining=self._draining)
 
     @override
     def __call__(self) -> web.RequestHandler:

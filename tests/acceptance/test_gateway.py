@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
@@ -47,6 +48,15 @@ def toml(url: str, *, concurrency: int = 5, queue: int = 500, provider: str = ""
 async def collect(stream, chunks: list) -> None:
     async for chunk in stream:
         chunks.append(chunk)  # noqa: PERF401  what came before the error counts
+
+
+async def listens(host: str, port: int | None) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
 
 
 async def audit(url: str, ledger: dict) -> None:
@@ -247,22 +257,46 @@ async def test_a_stream_its_client_cancels_or_lets_run_out_is_read_on_and_charge
     await audit(database_url, await simulator.ledger())
 
 
-async def test_a_stop_waits_for_an_answer_that_is_read_on(database_url, simulator, tmp_path):
+async def test_a_stop_waits_for_an_answer_that_is_read_on_and_answers_what_still_comes(
+    database_url, simulator, tmp_path
+):
     await simulator.set_faults(hold=True)
     async with gateway_process(tmp_path, toml(simulator.url), TOLLBRIDGE_DATABASE_URL=database_url) as gateway:
+        async with gateway.rest() as client:
+            host, port, key = client.base_url.host, client.base_url.port, dict(client.headers)["authorization"]
+
+        def ask(connection: http.client.HTTPConnection) -> tuple[int, str | None]:
+            connection.request("GET", "/v1/models", headers={"authorization": key})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status, answer.getheader("connection")
+
+        used, unused = (http.client.HTTPConnection(host, port, timeout=60) for _ in range(2))
+        unused.connect()
+        assert await asyncio.to_thread(ask, used) == (200, None)
         async with gateway.stub() as stub:
-            asked = stub.Complete(completion("sim-fast"), metadata=METADATA)
+            left = stub.Complete(completion("sim-fast"), metadata=METADATA)
             await simulator.until(lambda ledger: ledger["active"] == 1)
-            asked.cancel()
-        gateway.send(signal.SIGTERM)
-        async with asyncio.timeout(20):
-            while not gateway.lines("gateway.draining"):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        await simulator.set_faults()
+            left.cancel()
+        async with gateway.rest() as client:
+            body = {"model": "sim-fast", "messages": [{"role": "user", "content": "Say hello."}]}
+            waited = asyncio.create_task(client.post("/v1/chat/completions", json=body, timeout=60))
+            await simulator.until(lambda ledger: ledger["active"] == 2)
+            gateway.send(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                while await listens(host, port):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            # It came back or it was refused: nothing hangs, and nothing is dropped.
+            for connection in (used, unused):
+                assert await asyncio.to_thread(ask, connection) == (503, "close")
+                connection.close()
+            await simulator.set_faults()
+            answer = await waited
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         assert await gateway.ended() == 0
         assert [line["cost_state"] for line in gateway.lines("gateway.attempt_drained")] == ["charged"]
     ledger = await simulator.ledger()
-    assert ledger["completed"] == 1
+    assert ledger["completed"] == 2
     await audit(database_url, ledger)
 
 

@@ -876,19 +876,111 @@ async def test_a_client_that_goes_away_cancels_its_handler(world: World):
     await asyncio.wait_for(world.cancelled.wait(), 5)
 
 
+class Raw:
+    """One connection, kept alive by its client, who does not look whether it was closed before it sends."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, path: str, key: Mapping[str, str]) -> None:
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: {key['authorization']}\r\n\r\n".encode())
+        await self._writer.drain()
+
+    async def answer(self) -> tuple[int, dict[str, str], Any]:
+        async with asyncio.timeout(20):
+            first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+            headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+            body = await self._reader.readexactly(int(headers["content-length"]))
+        return int(first.split()[1]), headers, json.loads(body)
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(20):
+            return await self._reader.read() == b""
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Raw]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield Raw(reader, writer)
+    finally:
+        writer.close()
+
+
+async def until_refused(port: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except ConnectionRefusedError:
+                return
+            writer.close()
+            await asyncio.sleep(0.01)
+
+
 async def test_draining_finishes_what_runs_and_takes_nothing_new(world: World):
     asking = asyncio.create_task(world.ask("GET", "/slow"))
     await world.entered.wait()
     stopping = asyncio.create_task(world.server.drain())
-    await asyncio.sleep(0)
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", world.port)
+    await until_refused(world.port)
     assert not stopping.done()
     world.go.set()
     status, body, headers = await asking
     assert (status, body) == (200, {"done": True})
     assert headers["Connection"] == "close"
     await asyncio.wait_for(stopping, 5)
+
+
+async def test_a_request_on_a_connection_that_is_still_open_while_draining_is_refused_in_words(world: World):
+    async with (
+        connected(world.port) as used,
+        connected(world.port) as unused,
+        connected(world.port) as busy,
+        connected(world.port) as watching,
+    ):
+        await used.send("/v1/models", world.key())
+        assert (await used.answer())[0] == 200
+        await busy.send("/slow", world.key())
+        await world.entered.wait()
+        stopping = asyncio.create_task(world.server.drain())
+        await until_refused(world.port)
+        await watching.send("/readyz", world.key())
+        status, _, body = await watching.answer()
+        assert (status, body["status"]) == (503, "not_ready")
+        for each in (used, unused):
+            with capture_logs() as logged:
+                await each.send("/v1/models", world.key())
+                status, headers, body = await each.answer()
+            assert [line["code"] for line in logged if line["event"] == "gateway.request_refused"] == ["shutting_down"]
+            assert status == 503
+            assert (headers["connection"], headers["retry-after"]) == ("close", "1")
+            assert (headers["x-tollbridge-dispatched"], body["error"]["code"]) == ("false", "shutting_down")
+            assert await each.ended()
+        assert not stopping.done()
+        world.go.set()
+        status, headers, _ = await busy.answer()
+        assert (status, headers["connection"]) == (200, "close")
+    await asyncio.wait_for(stopping, 20)
+
+
+async def test_while_the_port_is_still_open_all_is_served_while_readiness_says_no(world: World):
+    patient = msgspec.structs.replace(SETTINGS, drain_delay_s=600.0)
+    async with serve(patient, world.endpoints(), world.authenticator) as server:
+        stopping = asyncio.create_task(server.drain())
+        port = server.port
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as client:
+            async with asyncio.timeout(20):
+                while (await client.get("/readyz")).status != 503:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            for path, status in (("/readyz", 503), ("/v1/models", 200)):
+                async with client.get(path, headers=world.key()) as answer:
+                    assert answer.status == status
+                    assert answer.headers["Connection"] == "close"
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        await until_refused(port)
 
 
 async def test_draining_does_not_wait_for_idle_connections(world: World):
