@@ -43,12 +43,13 @@ def command(source: Path, output: str, force: bool, strict: bool) -> None:
       tollbridge check --config new/tollbridge.toml
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     target = None if output == "-" else Path(output)
-    if target is not None and target.exists() and not force:
-        raise Failed(f"{target} is there already", hint="Name another --output, or use --force.")
     try:
-        made = litellm_mapping.imported(litellm_yaml.read(source), source.name)
+        read = litellm_yaml.read(source)
     except litellm_yaml.Unreadable as error:
         raise Failed(str(error)) from None
+    if target is not None and target.exists() and not force:
+        raise Failed(f"{target} is there already", hint="Name another --output, or use --force.")
+    made = litellm_mapping.imported(read, source.name)
     _show(made.notes)
     if not made.models:
         raise Failed(f"{source} has no model that could be carried over: nothing was written")

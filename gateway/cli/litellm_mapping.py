@@ -123,6 +123,7 @@ class _Import:
         self._models: dict[str, list[_Deployment]] = {}
         #: Parts of prices, told of when those of all routes of a model are known.
         self._costs: list[tuple[Node, _Deployment]] = []
+        self._credentials_named: list[object] = []
         self._settings = root.get("litellm_settings") or Node("litellm_settings", "", {})
         self._router = root.get("router_settings") or Node("router_settings", "", {})
         self._general = root.get("general_settings") or Node("general_settings", "", {})
@@ -193,6 +194,7 @@ class _Import:
             for child in node.members.values():
                 if id(child) not in self._told:
                     self._known(section, child)
+        self._unused_credentials()
         self._rest(self._root)
         models = list(self._written_models(fallbacks, order, aliases, routing))
         body = [
@@ -257,6 +259,11 @@ class _Import:
         self._changed(
             node, f"not written: put {where} into TOLLBRIDGE_API_KEY, if it has 16 to 512 characters, or make keys anew"
         )
+
+    def _draws(self) -> bool:
+        """Whether LiteLLM draws by weight. Its other strategies do not look at `weight`, `rpm` or `tpm` for that."""
+        node = self._router.get("routing_strategy")
+        return node is None or node.text not in _NOT_DRAWN
 
     def _strategy(self) -> str:
         node = self._router.get("routing_strategy")
@@ -442,6 +449,7 @@ class _Import:
         if found is None:
             self._left_out(name, "credential_list has none of this name")
             return given
+        self._credentials_named.append(name.raw)
         self._carried(name, "as if its values stood here")
         for part, fate in (("credential_name", Fate.CARRIED), ("credential_info", Fate.NOT_NEEDED)):
             child = found.get(part)
@@ -450,6 +458,23 @@ class _Import:
         values = found.get("credential_values")
         shared = {} if values is None else {n: node for n, node in values.members.items() if n in known.OF_CREDENTIALS}
         return {**shared, **given}
+
+    def _unused_credentials(self) -> None:
+        """What of `credential_list` stands in no provider, and why."""
+        named = {name for name in self._credentials_named if isinstance(name, str)}
+        listed = self._root.get("credential_list")
+        for credential in listed.items if listed else []:
+            values = credential.get("credential_values")
+            if _raw(credential.get("credential_name")) not in named:
+                parts = [*credential.members.values(), *(values.members.values() if values else [])]
+                for part in (part for part in parts if part is not values and id(part) not in self._told):
+                    self._say(Fate.NOT_NEEDED, part, "no model names this credential")
+                continue
+            for name, part in values.members.items() if values else ():
+                if name in known.OF_CREDENTIALS and id(part) not in self._told:
+                    self._say(
+                        Fate.NOT_NEEDED, part, "those who name this credential have their own, or were not carried over"
+                    )
 
     def _provider(self, prefix: str, vendor: Vendor, given: Mapping[str, Node], item: Node) -> _Provider | None:
         """The provider of a deployment: one for each address, key and set of headers. None: it was told why not."""
@@ -619,7 +644,9 @@ class _Import:
         self._limit("concurrency", 100_000)(node, made)
 
     def _weight(self, node: Node, made: _Deployment, _spoken: str) -> None:
-        if (number := self._number(node, least=0, most=_HEAVIEST, whole=False)) is not None:
+        if not self._draws():
+            self._say(Fate.NOT_NEEDED, node, "this routing_strategy does not look at weights")
+        elif (number := self._number(node, least=0, most=_HEAVIEST, whole=False)) is not None:
             made.weights["weight"] = float(number)
             self._carried(node, f"weight = {number:g}")
 
@@ -916,7 +943,9 @@ class _Import:
         for name, of in [*((name, name) for name in self._models), *aliases.items()]:
             deployments = sorted(self._models[of], key=lambda made: made.order)
             first = [made for made in deployments if made.order == deployments[0].order]
-            targets = _distinct(_targets(first))
+            weights = _weights(first) if self._draws() else None
+            self._never_drawn(first, weights)
+            targets = _distinct(_targets(first, weights))
             later = [*_targets(deployments[len(first) :])]
             for other in fallbacks.get(of, ()):
                 later += _targets(sorted(self._models[other], key=lambda made: made.order))
@@ -933,6 +962,16 @@ class _Import:
             self._added(f"routing.most_routes = {routing['most_routes']}: so that every route of a model is tried")
             if "most_attempts" not in routing and most > 6:
                 routing["most_attempts"] = routing["most_routes"]
+
+    def _never_drawn(self, deployments: Sequence[_Deployment], weights: Sequence[float | None] | None) -> None:
+        """A weight of 0 that nobody wrote is told of."""
+        for made, weight in zip(deployments, weights or (), strict=False):
+            if weight == 0 and made.weights.get("weight") is None and id(made.node) not in self._told:
+                self._changed(
+                    made.node,
+                    "weight = 0, so it is tried last: LiteLLM draws by the weight, or requests or tokens per minute, "
+                    "that others of this model have. Write a weight if it is to have a share",
+                )
 
     def _prices(self) -> None:
         """A route has one price, whatever name it is asked for by."""
@@ -972,12 +1011,21 @@ _PARAMETERS: Final[Mapping[str, _Reader]] = {
     "api_version": _Import._version,  # noqa: SLF001
     "extra_body": _Import._extra_body,  # noqa: SLF001
 }
+#: Strategies of LiteLLM that do not draw by weight.
+_NOT_DRAWN: Final = frozenset(
+    {
+        "least-busy",
+        "usage-based-routing",
+        "usage-based-routing-v2",
+        "latency-based-routing",
+        "cost-based-routing",
+    }
+)
 _PARTS: Final = tuple(known.COSTS.values())
 _MOST_OF: Final = {"concurrency": 100_000, "requests_per_minute": 1_000_000_000, "tokens_per_minute": 1_000_000_000_000}
 
 
-def _targets(deployments: Sequence[_Deployment]) -> list[dict[str, Any]]:
-    weights = _weights(deployments)
+def _targets(deployments: Sequence[_Deployment], weights: Sequence[float | None] | None = None) -> list[dict[str, Any]]:
     return [
         {
             "provider": made.provider.id,
@@ -986,7 +1034,7 @@ def _targets(deployments: Sequence[_Deployment]) -> list[dict[str, Any]]:
             **made.settings,
             **({"price": {part: made.prices[part] for part in _PARTS if part in made.prices}} if made.prices else {}),
         }
-        for made, weight in zip(deployments, weights, strict=True)
+        for made, weight in zip(deployments, weights or [None] * len(deployments), strict=True)
     ]
 
 

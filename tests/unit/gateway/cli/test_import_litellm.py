@@ -188,6 +188,61 @@ def test_deployments_of_one_name_are_routes_with_their_weights_limits_and_fallba
     assert fate(made, "router_settings.model_group_alias.gpt-4-secret.hidden") is Fate.LEFT_OUT
 
 
+WEIGHTS = """
+model_list:
+  - model_name: m
+    litellm_params: {{model: openai/gpt-4o}}
+  - model_name: m
+    litellm_params: {{model: openai/gpt-4o-mini, weight: 1, rpm: 5}}
+  - model_name: m
+    litellm_params: {{model: openai/gpt-4.1, weight: 0}}
+{settings}
+"""
+
+
+@pytest.mark.parametrize("strategy", ["", "simple-shuffle"])
+def test_a_deployment_that_is_never_drawn_is_told_of(tmp_path, strategy):
+    settings = f"router_settings: {{routing_strategy: {strategy}}}" if strategy else ""
+    made = imported(parse(WEIGHTS.format(settings=settings), "c"), "c")
+    assert [target.weight for target in loaded(tmp_path, made).models["m"].targets] == [0, 1, 0]
+    assert fate(made, "model_list[0]") is Fate.CHANGED
+    # This one's weight was written.
+    assert "model_list[2]" not in {note.path for note in made.notes}
+    assert fate(made, "model_list[2].litellm_params.weight") is Fate.CARRIED
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["least-busy", "usage-based-routing", "usage-based-routing-v2", "latency-based-routing", "cost-based-routing"],
+)
+def test_where_litellm_looks_at_no_weight_none_is_written(tmp_path, strategy):
+    settings = f"router_settings: {{routing_strategy: {strategy}}}"
+    made = imported(parse(WEIGHTS.format(settings=settings), "c"), "c")
+    assert [target.weight for target in loaded(tmp_path, made).models["m"].targets] == [1, 1, 1]
+    assert fate(made, "model_list[1].litellm_params.weight") is Fate.NOT_NEEDED
+    assert "model_list[0]" not in {note.path for note in made.notes}
+
+
+def test_what_of_a_credential_is_in_no_provider_is_told_with_its_reason():
+    source = """
+model_list:
+  - model_name: a
+    litellm_params: {model: openai/gpt-4o, litellm_credential_name: shared, api_key: os.environ/OWN}
+credential_list:
+  - {credential_name: shared, credential_values: {api_key: os.environ/SHARED, unheard_of: 1}}
+  - {credential_name: unused, credential_values: {api_key: os.environ/UNUSED}}
+"""
+    root = parse(source, "c")
+    made = imported(root, "c")
+    assert untold(root, made) == []
+    said = {note.path: note for note in made.notes}
+    own = said["credential_list[0].credential_values.api_key"]
+    assert (own.fate, "have their own" in own.said) == (Fate.NOT_NEEDED, True)
+    assert fate(made, "credential_list[0].credential_values.unheard_of") is Fate.LEFT_OUT
+    for part in ("credential_name", "credential_values.api_key"):
+        assert said[f"credential_list[1].{part}"].said == "no model names this credential"
+
+
 def test_each_vendor_is_its_shipped_provider_and_what_is_not_spoken_is_left_out_with_the_reason(tmp_path):
     made = imported(parse(MANY_VENDORS, "c"), "c")
     found = loaded(tmp_path, made, VLLM_URL="http://gpu:8000/v1")
@@ -518,6 +573,10 @@ def test_the_command_writes_the_file_and_tells_each_entry_with_its_line(tmp_path
     assert again.exit_code == 1
     assert "--force" in again.stderr
     assert run(tmp_path, LOAD_BALANCED, "--force").exit_code == 0
+    arguments = ["import-litellm", str(tmp_path / "absent.yaml"), "--output", str(tmp_path / "out.toml")]
+    absent = CliRunner().invoke(main, arguments)
+    assert absent.exit_code == 1
+    assert "no such file" in absent.stderr.replace("\n", " ")
 
 
 def test_strict_has_a_status_of_its_own_where_something_was_left_out(tmp_path):
