@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Final
 
 import msgspec
@@ -63,7 +64,10 @@ class Run:
         #: The attempt number last asked for. A ticket that was given up may have used one up, too.
         self.number = call.attempts_before
         self.reports: list[AttemptReport] = []
+        #: Of a route that was asked for again, the last.
         self.refusals: list[tuple[Refusal, Route | None]] = []
+        #: By `route_id`, the most that an attempt there may cost in USD, as admission was told. Of keys with limits.
+        self.most_usd: dict[str, Decimal] = {}
         #: The groups whose attempts failed, in order.
         self.failed_in: list[str] = []
         #: What the last attempt could not say that came to nothing for that.
@@ -121,10 +125,11 @@ class Run:
 
     def refused(self, refusal: Refusal, route: Route | None = None) -> None:
         """Takes note of a refusal, and of a route that may be waited for; raises where no other could do better."""
+        if route is not None:
+            self.refusals = [one for one in self.refusals if one[1] is None or one[1].route_id != route.route_id]
         self.refusals.append((refusal, route))
         self._stopped_by = refusal
         if route is not None:
-            # Of a route that is asked for again, the last reason.
             self._left_out = [(known, out) for known, out in self._left_out if known != route.route_id]
             out = LeftOut(provider=route.provider.id, model=route.model, reason=refusal.reason.value)
             self._left_out.append((route.route_id, out))
@@ -216,11 +221,17 @@ class Run:
         Every route was tried: waits before those that may do better. No slot is held. Raises where none may.
 
         After a rate limit the wait is in the queue, at the place that the request had: admission grants nothing there
-        before the provider's time. Of several routes that cool down the one that is ready first is waited for.
+        before the provider's time. Of several routes that cool down the one that is ready first is waited for, but not
+        where another one is up and is refused for money: that is told at once.
         """
         cooling, self.cooling = self.cooling, []
         most = self.settings.most_attempts
         if len(self.reports) >= most:
+            raise self._exhausted()
+        for_money = {_code_of(refusal): refusal for refusal, _ in self._for_money}
+        again = [route for route in again if self._can_pay(route)]
+        if for_money and (not again or Code.BUDGET_RESERVED in for_money):
+            self._stopped_by = for_money.get(Code.BUDGET_RESERVED, self._stopped_by)
             raise self._exhausted()
         remaining = self.remaining_s()
         if not again:
@@ -239,6 +250,8 @@ class Run:
         # Of several, admission knows best which is ready first: it refuses each with its time.
         floor_s = self.floor_s if alone or not queues else 0.0
         backoff_s = 0.0 if queues else self.settings.backoff_s[self.pauses] * random.uniform(1.0, 1.25)  # noqa: S311  jitter
+        if for_money and floor_s > backoff_s:
+            raise self._exhausted(retry_after_s=floor_s)
         delay = max(backoff_s, floor_s)
         self.pauses += 1
         self.floor_s = 0.0
@@ -246,7 +259,7 @@ class Run:
             raise self._exhausted(retry_after_s=delay)
         if not queues:
             await asyncio.sleep(delay)
-        self.patient = routes[0] if alone else None
+        self.patient = routes[0] if alone and not for_money else None
         return routes[: most - len(self.reports)]
 
     def late(self, receipt: Receipt = _SETTLED) -> GatewayError:
@@ -272,8 +285,9 @@ class Run:
     ) -> AdmissionRefused:
         code = _code_of(refusal)
         place = "" if refusal.position is None else f" at position {refusal.position}"
+        told = told or limits.told(refusal) or _REFUSED[code].format(group=refusal.group, place=place)
         return AdmissionRefused(
-            told or limits.told(refusal) or _REFUSED[code].format(group=refusal.group, place=place),
+            told if code in _OF_THE_KEY else told + self._beside(self._for_money),
             code=code,
             param=param,
             # What is too large stays so.
@@ -288,12 +302,40 @@ class Run:
         refused = [refusal.group for refusal, _ in self.refusals if _code_of(refusal) not in elsewhere]
         return tuple(dict.fromkeys([*first, *refused, *self.failed_in]))
 
+    @property
+    def _for_money(self) -> Sequence[tuple[Refusal, Route | None]]:
+        """The refusals of routes that are up, by a budget of the key."""
+        return [one for one in self.refusals if _code_of(one[0]) in _OF_MONEY]
+
+    def _can_pay(self, route: Route | None) -> bool:
+        """Whether the budget that does not suffice elsewhere does for this route, as far as has been told."""
+        most_usd = None if route is None else self.most_usd.get(route.route_id)
+        budgets = [refusal.key_limit for refusal, _ in self.refusals if refusal.reason is RefusalReason.BUDGET_EXCEEDED]
+        return not most_usd or all(
+            budget is None or budget.spent + budget.unknown + most_usd <= budget.most for budget in budgets
+        )
+
+    def _beside(self, refusals: Sequence[tuple[Refusal, Route | None]]) -> str:
+        """Of these the reasons, for the end of what is told of something else."""
+        reasons = [
+            f"{route.provider.id}/{route.model}: {limits.told(refusal) or refusal.reason.value}"
+            for refusal, route in refusals
+            if route is not None
+        ]
+        return f"; not tried: {'; '.join(reasons)}" if reasons else ""
+
     def _no_slot(self) -> AdmissionRefused:
-        """Of several routes without a slot: the last that may have one later, and when the first of them may."""
-        lasting = [one for one in self.refusals if _code_of(one[0]) not in _FOR_EVER] or self.refusals
+        """
+        Of several routes without a slot: the last that may have one later, and when the first of them may.
+
+        What holds a route back that the key could not pay for anyway is not told.
+        """
+        apart = [one for one in self.refusals if one[0].reason not in _HELD_BACK or self._can_pay(one[1])]
+        lasting = [one for one in apart if _code_of(one[0]) not in _FOR_EVER] or self.refusals
         passing = [one for one in lasting if _code_of(one[0]) is not Code.BUDGET_EXCEEDED] or lasting
         waits = [refusal.retry_after_s for refusal, _ in passing if refusal.retry_after_s is not None]
-        refusal, route = passing[-1]
+        reserved = [one for one in passing if _code_of(one[0]) is Code.BUDGET_RESERVED]
+        refusal, route = (reserved or passing)[-1]
         if route is not None and refusal.reason is RefusalReason.TOO_LARGE:
             told = None if refusal.key_limit is not None else _too_large(refusal, route)
             return self._refusal(refusal, None, told=told, param=_what_is_large(self.call, refusal))
@@ -320,8 +362,10 @@ class Run:
             for refusal, _ in self.refusals
             if refusal.retry_after_s is not None and _code_of(refusal) not in _OF_THE_KEY
         ]
+        known = {report.route.route_id for report in self.reports}
+        untried = [one for one in self.refusals if one[1] is not None and one[1].route_id not in known]
         return AllRoutesFailed(
-            f"every route failed ({tried})",
+            f"every route failed ({tried}){self._beside(untried)}",
             retry_after_s=retry_after_s or max([self.floor_s, *waits]) or None,
             outcome=self.outcome("failed"),
             groups=self._groups(),
@@ -475,6 +519,9 @@ _SAME_EVERYWHERE: Final = frozenset(
 )
 #: Not a group has no room, but the caller's key.
 _OF_THE_KEY: Final = frozenset({Code.KEY_LIMIT, Code.BUDGET_EXCEEDED, Code.BUDGET_RESERVED})
+_OF_MONEY: Final = frozenset({Code.BUDGET_EXCEEDED, Code.BUDGET_RESERVED})
+#: Given before the key's budget is looked at.
+_HELD_BACK: Final = frozenset({RefusalReason.COOLDOWN, RefusalReason.UNAVAILABLE})
 #: Asking again as it is cannot help.
 _FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT})
 

@@ -153,6 +153,9 @@ class Pipeline:
         patience = provider.queue_timeout_s
         if not last and call.options.spill_after_s is not None:
             patience = min(patience, call.options.spill_after_s)
+        reserved_usd = (self._billing.most(call, route) or Decimal(0)) if call.caller.limited else None
+        if reserved_usd is not None:
+            run.most_usd[route.route_id] = reserved_usd
         lapsed = False
         while True:
             self._journal_holds(run)
@@ -167,7 +170,7 @@ class Pipeline:
                     tokens=self._billing.tokens(call, route)
                     if provider.tokens_per_minute or call.caller.limited
                     else 0,
-                    reserved_usd=(self._billing.most(call, route) or Decimal(0)) if call.caller.limited else None,
+                    reserved_usd=reserved_usd,
                     place=run.places.get(provider.group),
                     fence=run.fence,
                     klass=call.options.klass,

@@ -19,7 +19,7 @@ from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from gateway import database
 from gateway.call import Call
-from gateway.errors import AdmissionRefused, Code, NoRoute
+from gateway.errors import AdmissionRefused, AttemptedError, Code, NoRoute
 from gateway.keys.store import KeyStore
 from tests.fakes.simulated import SimulatedProvider, simulated
 from tests.fakes.whole_line import CALLER, KEY, Heard, WholeLine, call, read, whole_line
@@ -77,6 +77,7 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
                 gap_s = 0.3
                 isolation_s = 0.5
                 execution_limit_s = 60
+                queue_timeout_s = 2000
                 [providers.second]
                 protocol = "chat_completions"
                 base_url = "{second.url}"
@@ -84,6 +85,9 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
                 providers = [{{ provider = "first", model = "sim-fast" }}]
                 fallback = [{{ provider = "second", model = "sim-small" }}]
                 {PRICE}
+                [models.cheap_first]
+                providers = [{{ provider = "first", model = "sim-cheap", price = {{ input = "0", output = "10" }} }}]
+                fallback = [{{ provider = "second", model = "sim-dear", price = {{ input = "0", output = "1000" }} }}]
                 [models.only]
                 providers = [{{ provider = "second", model = "sim-fast" }}]
                 {PRICE}
@@ -94,6 +98,9 @@ async def world(database_url: str, tmp_path: Path) -> AsyncIterator[World]:
                 providers = [{{ provider = "first", model = "sim-other" }}]
                 [groups."{"/".join(second.url.split("/")[:3])}"]
                 concurrency = 60
+                [groups."{"/".join(first.url.split("/")[:3])}"]
+                first_cooldown_s = 1000
+                longest_cooldown_s = 1000
                 [routing]
                 backoff_s = [0.05, 0.1, 0.2]
                 """,
@@ -133,6 +140,51 @@ async def test_a_failover_is_held_against_the_budget_like_any_attempt(world: Wor
     # With money for two, it is sent again.
     await world.limit(budget_day_usd=3 * BOUND)
     assert await world.streamed("m") == "complete"
+    assert (await world.second.ledger())["dispatches"] == 1
+
+
+async def refused(world: World, model: str) -> AttemptedError:
+    with pytest.raises(AttemptedError) as error:
+        async with asyncio.timeout(120):
+            await world.streamed(model)
+    return error.value
+
+
+async def test_where_only_a_route_that_is_too_dear_is_up_no_cooldown_is_waited_for(world: World):
+    # The first is tried again while nothing holds it back: it is cheap enough. That the other is not is told.
+    await world.first.set_faults(status=503)
+    await world.limit(budget_total_usd=BOUND / 2)
+    error = await refused(world, "cheap_first")
+    assert error.code is Code.ALL_ROUTES_FAILED
+    assert error.message.count("first/sim-cheap: 503") == 4
+    assert "; not tried: second/sim-dear: the budget in all of this API key does not suffice" in error.message
+    # Its breaker opens, for longer than this test may take.
+    error = await refused(world, "cheap_first")
+    assert error.message.count("first/sim-cheap: 503") == 1
+    assert (error.code, error.dispatched) == (Code.ALL_ROUTES_FAILED, True)
+    assert (error.retry_after_s or 0) > 600
+    # It is worth while to come back when it is over.
+    error = await refused(world, "cheap_first")
+    assert (error.code, error.dispatched) == (Code.COOLDOWN, False)
+    assert (error.retry_after_s or 0) > 600
+    assert "; not tried: second/sim-dear: the budget in all of this API key does not suffice" in error.message
+    # Now it is not: neither could be paid for.
+    await world.limit(budget_total_usd=BOUND / 1000)
+    error = await refused(world, "cheap_first")
+    assert (error.code, error.retry_after_s, error.dispatched) == (Code.BUDGET_EXCEEDED, None, False)
+    error = await refused(world, "m")
+    assert error.code is Code.BUDGET_EXCEEDED
+    # What is reserved comes free before that.
+    await world.limit(budget_total_usd=BOUND)
+    await world.second.set_faults(latency=600)
+    waits = Heard()
+    work = asyncio.create_task(world.line.pipeline.complete(of_a_limited_key("only"), waits))
+    await waits.has_started.wait()
+    error = await refused(world, "m")
+    assert (error.code, error.dispatched) == (Code.BUDGET_RESERVED, False)
+    assert (error.retry_after_s or 601) < 600
+    work.cancel()
+    await asyncio.wait((work,))
     assert (await world.second.ledger())["dispatches"] == 1
 
 
