@@ -59,6 +59,8 @@ class Reason(enum.StrEnum):
     NO_USAGE = "no_usage"
     #: Unknown: a complete answer that tells its input or its output, not both.
     PARTIAL_USAGE = "partial_usage"
+    #: Unknown: the usage names what is billed apart from tokens, and nobody has stated a price for it.
+    UNPRICED_UNITS = "unpriced_units"
     #: Unknown: a token count or the amount it leads to is negative or absurd.
     IMPLAUSIBLE = "implausible"
 
@@ -175,7 +177,7 @@ def unknown(reason: Reason, price: KnownPrice | None, limits: Ceiling, usage: Us
         state=State.UNKNOWN,
         usd=None,
         reason=reason,
-        upper_bound=upper_bound(price, limits.raised_to(usage)),
+        upper_bound=None if usage.billed_units else upper_bound(price, limits.raised_to(usage)),
         price_version=None if price is None else price.version,
     )
 
@@ -187,7 +189,7 @@ def upper_bound(price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHIN
     Counts of `usage` are taken as final and `limits` stands in for those it lacks, at the dearest price that any such
     token can have.
     """
-    if price is None or _implausible(usage):
+    if price is None or usage.billed_units or _implausible(usage):
         return None
     input_tokens = usage.input_total or limits.input_tokens
     bounds = []
@@ -209,6 +211,10 @@ def _own_charge(usage: Usage, price: KnownPrice | None, limits: Ceiling) -> Char
     if _implausible(usage):
         return Charge(state=State.UNKNOWN, usd=None, reason=Reason.IMPLAUSIBLE, price_version=price.version)
     usage, flags = _consistent(usage)
+    if usage.billed_units:
+        return Charge(
+            state=State.UNKNOWN, usd=None, reason=Reason.UNPRICED_UNITS, price_version=price.version, flags=flags
+        )
     if isinstance(price, Price):
         amount_in, amount_out = _input_amount(price, usage), _output_amount(price, usage)
         if amount_in is not None and amount_out is not None:
@@ -303,6 +309,7 @@ def _implausible(usage: Usage) -> bool:
             usage.cache_write_1h,
             usage.output_total,
             usage.reasoning,
+            usage.billed_units,
         )
     )
 

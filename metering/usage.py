@@ -22,6 +22,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     #: All output, reasoning included.
     output_total: int | None = None
     reasoning: int | None = None
+    #: What is billed apart from tokens and has no price here: searches that a tool of the provider's made. The charge
+    #: of an attempt that has any is not known, unless the provider tells it.
+    billed_units: int | None = None
 
     def merge(self, later: Usage) -> Usage:
         """
@@ -36,6 +39,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
             cache_write_1h=_later(self.cache_write_1h, later.cache_write_1h),
             output_total=_later(self.output_total, later.output_total),
             reasoning=_later(self.reasoning, later.reasoning),
+            billed_units=_later(self.billed_units, later.billed_units),
         )
 
 

@@ -57,7 +57,7 @@ def charged(usage: Usage, price: Price) -> Decimal:
 
 
 def added(one: Usage, other: Usage) -> Usage:
-    return Usage(**{name: getattr(one, name) + getattr(other, name) for name in Usage.__struct_fields__})
+    return Usage(**{name: (getattr(one, name) or 0) + (getattr(other, name) or 0) for name in Usage.__struct_fields__})
 
 
 @given(prices(), complete(), complete())

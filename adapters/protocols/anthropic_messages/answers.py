@@ -94,7 +94,7 @@ class Tally:
     must be made of the last of each. A zero never overwrites.
     """
 
-    __slots__ = ("_compacted", "_creation", "_input", "_one_hour", "_output", "_read", "_thinking")
+    __slots__ = ("_compacted", "_creation", "_input", "_one_hour", "_output", "_read", "_searches", "_thinking")
 
     def __init__(self) -> None:
         self._input: int | None = None
@@ -103,6 +103,7 @@ class Tally:
         self._read: int | None = None
         self._output: int | None = None
         self._thinking: int | None = None
+        self._searches: int | None = None
         #: Summing up a context is a request of the provider's own, which its totals leave out.
         self._compacted: tuple[Usage, ...] = ()
 
@@ -121,7 +122,24 @@ class Tally:
         usage = _total(self._input, self._creation, self._one_hour, self._read, self._output, self._thinking)
         for extra in self._compacted:
             usage = _sum(usage, extra)
-        return usage
+        self._searches = _later(self._searches, _billed(wire.server_tool_use))
+        return usage if self._searches is None else msgspec.structs.replace(usage, billed_units=self._searches)
+
+
+def _billed(raw: msgspec.Raw) -> int | None:
+    """
+    Uses of the provider's own tools that cost something beside their tokens: all but fetching a page.
+    https://platform.claude.com/docs/en/about-claude/pricing#specific-tool-pricing
+    """
+    known = given(raw)
+    if known is None:
+        return None
+    try:
+        uses = _object.decode(known)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    counts = [count(told) for kind, told in uses.items() if kind != "web_fetch_requests" and type(told) is int]
+    return sum(each for each in counts if each is not None) if counts else None
 
 
 def _usage_of(wire: Figures) -> Usage:

@@ -143,6 +143,8 @@ class Figures(Wire):
     cache_creation: CacheCreation | None = None
     output_tokens: int | None = None
     output_tokens_details: OutputDetails | None = None
+    #: Requests by the kind of the provider's own tool.
+    server_tool_use: msgspec.Raw = ABSENT
 
 
 class Iteration(Figures):

@@ -112,6 +112,7 @@ def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
         cache_write_5m=_part_of(prompt.cache_write_tokens if prompt else None, total_in),
         output_total=total_out,
         reasoning=_part_of(completion.reasoning_tokens if completion else None, total_out),
+        billed_units=count(wire.num_search_queries) or count(wire.num_sources_used) or None,
     )
     return usage, read_cost(wire.cost)
 

@@ -179,6 +179,9 @@ class UsageOut(Wire):
     cached_tokens: int | None = None
     #: A number (OpenRouter) or an object with a total (Perplexity).
     cost: msgspec.Raw = ABSENT
+    #: Billed apart from tokens: searches (Perplexity), and sources of a search (xAI).
+    num_search_queries: int | None = None
+    num_sources_used: int | None = None
 
 
 class FunctionOut(Wire):

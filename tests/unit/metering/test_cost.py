@@ -356,3 +356,13 @@ def test_a_charge_that_contradicts_itself_cannot_be_made(fields):
 )
 def test_amounts_are_written_in_plain_digits(amount, text):
     assert decimal_string(Decimal(amount)) == text
+
+
+def test_what_is_billed_apart_from_tokens_and_has_no_price_makes_the_charge_unknown_and_never_low():
+    searched = Usage(input_total=10, output_total=5, billed_units=3)
+    charge = cost(searched, PLAIN, limits=Ceiling(input_tokens=100, output_tokens=100))
+    assert (charge.state, charge.usd, charge.upper_bound) == (State.UNKNOWN, None, None)
+    assert charge.reason is Reason.UNPRICED_UNITS
+    assert unknown(Reason.NO_TERMINAL, PLAIN, Ceiling(input_tokens=9, output_tokens=9), searched).upper_bound is None
+    assert cost(searched, PLAIN, Decimal("0.03")).usd == Decimal("0.03")
+    assert cost(msgspec.structs.replace(searched, billed_units=0), PLAIN).state is State.CHARGED
