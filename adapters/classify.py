@@ -70,21 +70,53 @@ _MOST_TOLD = 300
 _HIDDEN = "[...]"
 #: Characters of a header's value from which it is taken for a secret; `2023-06-01` is none.
 _LEAST_SECRET = 12
+#: Last parts of the names of hosts: those of networks of one's own, and the public ones that no field of a request ends
+#: with (`id`, `name`, `app` and `in` are some that do). A vendor's documentation is masked as any other: no list of
+#: hosts is ever whole, and a sentence is understood without its link.
+_OF_HOSTS = (
+    "internal|intern|corp|local|localdomain|localhost|lan|intra|intranet|private|priv|home|svc|cluster|consul|"
+    "com|net|org|io|ai|dev|cloud|co|edu|gov|mil|info|biz|tech|eu|de|uk|us|cn|jp|fr|ch|nl|kr|ru|br|au|ca|es|it|se|pl"
+)
+#: How keys begin: OpenAI, Anthropic, OpenRouter, DeepSeek and Stripe (`sk`), Groq, xAI, Hugging Face, GitHub, GitLab,
+#: Slack, NVIDIA, Perplexity, Cerebras, Fireworks, Replicate, Together, and our own.
+_OF_KEYS = "sk|pk|rk|gsk|xai|hf|tb|sess|gh[opusr]|github_pat|glpat|xox[a-z]|xapp|nvapi|pplx|csk|fw|r8|tgp"
+#: How ids of an account begin. They are words of English, too: `org-wide`.
+_OF_ACCOUNTS = "org|proj|acct|user|team|wrkspc"
 #: What may tell of the operator's account or network: addresses of the web, of mail and of hosts, keys and ids by what
-#: they begin with, masked ones, and long words of letters and digits. All bounded, as what is searched is a stranger's.
+#: they begin with, and masked ones. All bounded, as what is searched is a stranger's.
 _TELLING = tuple(
     re.compile(pattern)
     for pattern in (
         r"\b[a-zA-Z][a-zA-Z0-9+.-]{0,20}://[^\s\"'<>]+",
         r"[\w.+-]{1,64}@[\w-]{1,64}\.[\w.-]+",
+        rf"(?i)(?<![\w.-])(?:[\w-]{{1,63}}\.){{1,10}}(?:{_OF_HOSTS})(?![\w-])(?::\d{{1,5}})?(?:/[^\s\"'<>]*)?",
+        # Any name with a port, that has a dot or a hyphen in it.
+        r"(?i)(?<![\w.-])(?:localhost|[a-z][a-z0-9]{0,62}(?:[.-][a-z0-9]{1,63}){1,20}):\d{2,5}\b",
+        r"(?i)\blocalhost\b",
         r"\b\d{1,3}(?:\.\d{1,3}){3}\b",
+        r"(?i)(?<![\w:])(?:[0-9a-f]{0,4}:){3,7}[0-9a-f]{0,4}(?![\w:])",
         r"(?i)\b(?:bearer|basic)\s+[^\s\"']+",
-        r"(?i)\b(?:sk|pk|rk|gsk|xai|hf|tb|org|proj|acct)[-_](?=[\w*.-]{0,60}[\d*])[\w*.-]{4,}",
+        r"(?i)\barn:aws[\w-]{0,16}:[^\s\"']+",
+        rf"(?i)(?<![A-Za-z0-9])(?:{_OF_KEYS})[-_][\w*.-]{{8,}}",
+        rf"(?i)(?<![A-Za-z0-9])(?:{_OF_ACCOUNTS})[-_][A-Za-z0-9]{{16,}}",
+        rf"(?i)(?<![A-Za-z0-9])(?:{_OF_KEYS}|{_OF_ACCOUNTS})[-_](?=[\w*.-]{{0,60}}[\d*])[\w*.-]{{4,}}",
+        # Amazon's access keys and the ids of what they belong to.
+        r"(?<![A-Za-z0-9])(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{8,}",
+        # Google's keys and tokens.
         r"\bAIza[\w*-]{4,}",
+        r"\bya29\.[\w.-]+",
+        # JSON web tokens.
+        r"\beyJ[\w-]{8,}(?:\.[\w-]*)*",
+        r"(?i)\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
+        # The number of an account at Amazon, of a project at Google.
+        r"(?<![\d.])\d{12}(?![\d.]\d|\d)",
         r"\S{0,64}\*{3,}\S*",
-        r"(?=[A-Za-z_+/=-]{0,64}\d)(?=[\d_+/=-]{0,64}[A-Za-z])[\w+/=-]{24,}",
     )
 )
+_WORD = re.compile(r"[\w+/=-]{10,}", re.ASCII)
+_SEPARATORS = re.compile(r"[_+/=-]+")
+_TURNS = re.compile(r"(?<=[A-Za-z])(?=[0-9])|(?<=[0-9])(?=[A-Za-z])")
+_HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 #: Of an endpoint that every caller of a route is sent to, these say that the route is configured for what is not there:
 #: another address, another model. A protocol's table first asks whether it speaks of a thing that the caller named.
@@ -222,7 +254,38 @@ def words_for_the_caller(message: str) -> str | None:
         line = line.rpartition(" ")[0]
     for pattern in _TELLING:
         line = pattern.sub(_HIDDEN, line)
-    return line or None
+    return _WORD.sub(_unless_random, line) or None
+
+
+def _unless_random(found: re.Match[str]) -> str:
+    """
+    The word, or that it is hidden, where it has the look of a key or an id by its length and its mixture.
+
+    Names of fields and of models are long as well, but made of words and of short numbers: what counts is what stands
+    between their hyphens.
+    """
+    word = found.group()
+    pieces = _SEPARATORS.split(word)
+    mixed = [piece for piece in pieces if _is_mixed(piece)]
+    long = len(word) >= 24 and (any(len(piece) >= 8 for piece in mixed) or len(mixed) >= 4)
+    # Base 64, whose slashes cut it up: few words turn so often.
+    turns = len(word) >= 32 and 6 * (len(_HUMPS.findall(word)) + len(_TURNS.findall(word))) >= len(word)
+    return _HIDDEN if long or turns or any(_is_random(piece) for piece in pieces) else word
+
+
+def _is_mixed(piece: str) -> bool:
+    return not piece.isalpha() and not piece.isdigit() and piece != ""
+
+
+def _is_random(piece: str) -> bool:
+    if _is_mixed(piece):
+        return len(piece) >= 20 or (len(piece) >= 10 and len(_TURNS.findall(piece)) >= 4)
+    if not piece.isalpha():
+        return False
+    if piece.islower() or piece.isupper():
+        return len(piece) >= 24
+    # In a name of words each begins with its one capital, and few have less than four letters.
+    return len(piece) >= 20 and len(piece) < 3.6 * (len(_HUMPS.findall(piece)) + 1)
 
 
 def told(said: str, secrets: Iterable[str]) -> str:
