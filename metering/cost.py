@@ -24,7 +24,8 @@ SCALE = 12
 LIMIT_USD = Decimal(1_000_000_000)
 #: Above it a token count is not believed.
 LIMIT_TOKENS = 10**12
-#: Tokens a provider may add to any prompt by itself: chat template, default system text, instructions around tools.
+#: Tokens a provider may add to any prompt by itself: chat template, default system text, instructions around tools. Of
+#: Anthropic's tools 530 are documented (Claude 3 Opus); xAI puts texts before prompts without tools, too.
 REQUEST_ALLOWANCE = 1_000
 #: Tokens a chat template may put around one message.
 MESSAGE_ALLOWANCE = 8
