@@ -332,6 +332,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                         watch=watch,
                         runner=runner,
                         waits=reading,
+                        costs=recovery,
                         settings=settings.jobs,
                     ),
                     *rest_files.routes(store=batches.store, settings=settings.jobs),

@@ -28,7 +28,7 @@ from adapters.limits import Remaining
 from adapters.protocols import PROTOCOLS
 from adapters.telling import Untold
 from admission.lease import Ending, Lease, Settlement, Verdict
-from gateway.billing import Billing
+from gateway.billing import Billing, total
 from gateway.call import Call, Unsupported
 from gateway.needs import DROPPED_WORDS, lacking
 from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
@@ -515,13 +515,14 @@ class Attempts:
         attempt.left = not attempt.proven
         reports.append(attempt.report(attempt.cost()))
         if attempt.readable:
-            task = asyncio.create_task(self._drain(attempt), name="drain")
+            task = asyncio.create_task(self._drain(attempt, [report.cost for report in reports[:-1]]), name="drain")
             self._drains.add(task)
             task.add_done_callback(self._drained)
         else:
             await self._end(attempt)
 
-    async def _drain(self, attempt: Attempt) -> None:
+    async def _drain(self, attempt: Attempt, before: list[Cost]) -> None:
+        """`before` is what the earlier attempts of its request cost."""
         started = time.monotonic()
         seconds = 0.0 if self._closed else min(attempt.drain_s, attempt.lease.hard_deadline - started)
         try:
@@ -533,12 +534,25 @@ class Attempts:
             attempt.error = error
         finally:
             await self._end(attempt)
+            call, cost = attempt.call, attempt.cost()
+            whole = total([*before, cost])
             log.info(
                 "gateway.attempt_drained",
-                request_id=attempt.call.request_id,
+                request_id=call.request_id,
+                debit_id=call.options.debit_id or call.request_id,
+                key_id=str(call.caller.key_id),
+                session_id=call.options.session_id,
+                transport=call.transport,
+                model=call.model,
                 provider=attempt.route.provider.id,
+                route_id=attempt.route.route_id,
+                attempt=attempt.number,
                 ending=attempt.ending().value,
-                cost_state=attempt.cost().state,
+                input_tokens=attempt.usage.input_total,
+                output_tokens=attempt.usage.output_total,
+                cost_state=cost.state,
+                cost_usd=None if cost.usd is None else decimal_string(cost.usd),
+                request_cost_usd=None if whole.usd is None else decimal_string(whole.usd),
                 duration_ms=round((time.monotonic() - started) * 1000),
             )
 

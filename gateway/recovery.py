@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
 from gateway.provider import Provider
 from metering.cost import decimal_string
 from metering.ledger import Ledger, LedgerAttempt, Record
+from metering.usage import Usage
 
 log: Final = structlog.get_logger("gateway")
 
@@ -87,9 +88,16 @@ class Recovery:
 
     async def outcome_of(self, *, key_id: uuid.UUID, debit_id: str) -> Outcome | None:
         """What became of the attempts of a debit, as far as is known. None where none was granted."""
+        return (await self.outcomes_of(key_id=key_id, debit_ids=[debit_id])).get(debit_id)
+
+    async def outcomes_of(self, *, key_id: uuid.UUID, debit_ids: Sequence[str]) -> Mapping[str, Outcome]:
+        """What became of the attempts of these debits. Those of which none was granted are left out."""
         with store_errors():
-            attempts = await self._ledger.attempts_of(key_id, debit_id)
-        return _outcome(debit_id, attempts) if attempts else None
+            attempts = await self._ledger.attempts_of(key_id, debit_ids)
+        found: dict[str, list[LedgerAttempt]] = {}
+        for attempt in attempts:
+            found.setdefault(attempt.debit_id, []).append(attempt)
+        return {debit_id: _outcome(debit_id, of_debit) for debit_id, of_debit in found.items()}
 
     async def settle_stored(
         self, *, key_id: uuid.UUID, options: Options, attempt: int, response: ChatResponse | EmbeddingResponse
@@ -97,7 +105,7 @@ class Recovery:
         """Charges an attempt whose process died after its answer was stored."""
         assert options.debit_id is not None
         with store_errors():
-            attempts = await self._ledger.attempts_of(key_id, options.debit_id)
+            attempts = await self._ledger.attempts_of(key_id, [options.debit_id])
         found = next((entry for entry in attempts if entry.attempt == attempt), None)
         if found is None:
             return None
@@ -162,6 +170,7 @@ def _outcome(debit_id: str, attempts: Sequence[LedgerAttempt]) -> Outcome:
         debit_id=debit_id,
         ended="complete" if last.facts.get("ended") == "complete" else ended,
         attempts=reports,
+        usage=Usage(**{name: last.facts.get(name) for name in Usage.__struct_fields__}),
         cost=total([report.cost for report in reports]),
         settlement="pending" if last.state == "open" else "settled",
         served_model=last.facts.get("served_model"),

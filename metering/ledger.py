@@ -89,6 +89,7 @@ class CountersAfter(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """What the store knows of an attempt."""
 
+    debit_id: str
     ticket_id: uuid.UUID
     attempt: int
     #: "open" while it is not settled.
@@ -143,9 +144,9 @@ class Ledger:
             return False
         return True
 
-    async def attempts_of(self, key_id: uuid.UUID, debit_id: str) -> list[LedgerAttempt]:
-        """The attempts of a debit that were granted, in order."""
-        rows = await self._pool.fetch(_ATTEMPTS, key_id, debit_id)
+    async def attempts_of(self, key_id: uuid.UUID, debit_ids: Sequence[str]) -> list[LedgerAttempt]:
+        """The attempts of these debits that were granted, each debit's in order."""
+        rows = await self._pool.fetch(_ATTEMPTS, key_id, debit_ids)
         return [LedgerAttempt(**{**row, "facts": msgspec.json.decode(row["facts"])}) for row in map(dict, rows)]
 
     async def states(self, tickets: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:

@@ -28,7 +28,7 @@ from gateway.call import Options, Resend
 from gateway.errors import AttemptedError, Code, GatewayError, ShuttingDown
 from gateway.jobs.settings import JobsSettings
 from gateway.outcome import Cost, Outcome
-from metering.usage import Usage
+from metering.usage import NOTHING, Usage
 
 
 class Status(enum.StrEnum):
@@ -442,6 +442,32 @@ def joined(earlier: Outcome | None, later: Outcome | None) -> Outcome | None:
         usage=_sum_of_usage(earlier.usage, later.usage),
         cost=_sum_of_costs([attempt.cost for attempt in before + later.attempts]),
         warnings=tuple(dict.fromkeys(earlier.warnings + later.warnings)),
+    )
+
+
+def as_settled(written: Outcome, now: Outcome) -> Outcome:
+    """
+    What was written when the job ended, with what the ledger says `now` of the attempts whose cost was not known then:
+    an answer that was read on after its caller had left, or what a journal held.
+    """
+    known = {attempt.number: attempt for attempt in now.attempts if attempt.cost.state != "unknown"}
+    attempts = tuple(
+        msgspec.structs.replace(known[attempt.number], message=attempt.message)
+        if attempt.cost.state == "unknown" and attempt.number in known
+        else attempt
+        for attempt in written.attempts
+    )
+    if attempts == written.attempts:
+        return written
+    its_end = attempts[-1].number in known and attempts[-1].number == now.attempts[-1].number
+    return msgspec.structs.replace(
+        written,
+        attempts=attempts,
+        cost=_sum_of_costs([attempt.cost for attempt in attempts]),
+        ended=now.ended if its_end and written.ended == "uncertain" else written.ended,
+        settlement=now.settlement if its_end else written.settlement,
+        usage=now.usage if its_end and written.usage == NOTHING else written.usage,
+        served_model=written.served_model or (now.served_model if its_end else None),
     )
 
 

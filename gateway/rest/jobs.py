@@ -14,7 +14,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final, Literal, Protocol
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,7 @@ from gateway.database import StoreUnavailable
 from gateway.errors import STATUS, Code, Conflict, GatewayError, InvalidRequest, NotFound
 from gateway.jobs import output
 from gateway.jobs.intake import ErrorEntry, Idempotency, Intake, Receipt
-from gateway.jobs.model import TERMINAL, JobView, Result, Status, Wait, wait_of
+from gateway.jobs.model import TERMINAL, JobView, Result, Status, Wait, as_settled, wait_of
 from gateway.jobs.output import JobAnswer, JobError
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.store import Filter, JobStore
@@ -205,6 +205,14 @@ class Waits(Protocol):
         ...
 
 
+class Costs(Protocol):
+    """What attempts cost, as far as is known now. `gateway.recovery` tells."""
+
+    async def outcomes_of(self, *, key_id: uuid.UUID, debit_ids: Sequence[str]) -> Mapping[str, Outcome]:
+        """What became of the attempts of these debits; those without any are left out. Raises StoreUnavailable."""
+        ...
+
+
 class Cancels(Protocol):
     """Whoever may be running a job here. `gateway.jobs.runner.Runner` is it."""
 
@@ -214,7 +222,14 @@ class Cancels(Protocol):
 
 
 def routes(
-    *, store: JobStore, intake: Intake, watch: Watch, runner: Cancels, waits: Waits, settings: JobsSettings
+    *,
+    store: JobStore,
+    intake: Intake,
+    watch: Watch,
+    runner: Cancels,
+    waits: Waits,
+    costs: Costs,
+    settings: JobsSettings,
 ) -> list[Endpoint]:
     """The endpoints of this module."""
 
@@ -254,6 +269,7 @@ def routes(
                 job = await store.get(key_id, job_id)
         if job is None:
             raise _absent()
+        (job,) = await _settled(costs, key_id, [job])
         waiting = await _waiting(waits, [job])
         return exchange.answer(_whole(job, waiting))
 
@@ -263,7 +279,7 @@ def routes(
         after = _uuid(query["cursor"], "cursor") if "cursor" in query else None
         with content_store():
             jobs = await store.page(exchange.caller.key_id, _filter(query), after=after, limit=limit + 1)
-        more, jobs = len(jobs) > limit, jobs[:limit]
+        more, jobs = len(jobs) > limit, await _settled(costs, exchange.caller.key_id, jobs[:limit])
         waiting = await _waiting(waits, jobs)
         told: JobPage = {
             "object": "list",
@@ -283,7 +299,8 @@ def routes(
         response = exchange.stream(NDJSON)
         await response.prepare(exchange.request)
         while found:
-            await response.write(b"".join(_result_line(result) for result in found))
+            told = await _settled(costs, key_id, found)
+            await response.write(b"".join(_result_line(result) for result in told))
             if len(found) < RESULTS_PAGE:
                 break
             with content_store():
@@ -303,6 +320,7 @@ def routes(
             job = await store.get(key_id, job_id)
         if job is None:
             raise _absent()
+        (job,) = await _settled(costs, key_id, [job])
         return exchange.answer(_whole(job, {}))
 
     async def delete(exchange: Exchange) -> web.StreamResponse:
@@ -518,6 +536,27 @@ async def _waiting(waits: Waits, jobs: Sequence[JobView]) -> Mapping[str, Waitin
     except StoreUnavailable:
         # The job is known all the same.
         return {}
+
+
+_Told = TypeVar("_Told", JobView, Result)
+
+
+async def _settled(costs: Costs, key_id: uuid.UUID, jobs: Sequence[_Told]) -> list[_Told]:
+    """These jobs, where their cost was not known when they ended with what is known of it now."""
+    unknown = [job.outcome.debit_id for job in jobs if job.outcome is not None and job.outcome.cost.state == "unknown"]
+    if not unknown:
+        return list(jobs)
+    try:
+        now = await costs.outcomes_of(key_id=key_id, debit_ids=unknown)
+    except StoreUnavailable:
+        # The job is known all the same.
+        return list(jobs)
+    return [
+        job
+        if job.outcome is None or job.outcome.debit_id not in now
+        else msgspec.structs.replace(job, outcome=as_settled(job.outcome, now[job.outcome.debit_id]))
+        for job in jobs
+    ]
 
 
 @contextlib.contextmanager

@@ -242,18 +242,47 @@ async def test_a_stream_its_client_cancels_or_lets_run_out_is_read_on_and_charge
             with pytest.raises(grpc.aio.AioRpcError) as late:
                 await stub.Complete(completion("sim-fast"), metadata=METADATA, timeout=2)
         assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        ledger = await simulator.until()
-        assert ledger["completed"] == ledger["dispatches"] == 2
-        async with gateway.rest() as client, asyncio.timeout(10):
-            while (usage := (await client.get("/v1/usage")).json()["total"])["attempts"] < 2:  # noqa: ASYNC110
+        async with gateway.rest() as client, asyncio.timeout(60):
+            submitted = (await client.post("/v1/jobs", json=batch_line("sim-fast", 1))).json()
+            [job_id] = [job["id"] for job in submitted["jobs"]]
+            await simulator.until(lambda ledger: ledger["dispatches"] == 3)
+            await client.post(f"/v1/jobs/{job_id}/cancel")
+            job = (await client.get(f"/v1/jobs/{job_id}", params={"wait": "30"})).json()
+            assert (job["status"], job["cost_usd"], job["outcome"]["ended"]) == ("cancelled", None, "uncertain")
+            ledger = await simulator.until()
+            assert ledger["completed"] == ledger["dispatches"] == 3
+            while (usage := (await client.get("/v1/usage")).json()["total"])["attempts"] < 3:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             [group] = (await client.get("/v1/groups")).json()["groups"]
+            # What was not known when the job ended is told once it is.
+            job = (await client.get(f"/v1/jobs/{job_id}")).json()
+            [listed] = (await client.get("/v1/jobs")).json()["data"]
+            result = json.loads((await client.get("/v1/jobs/results")).text)
+        outcome = job["outcome"]
+        [attempt] = outcome["attempts"]
+        assert (outcome["settlement"], outcome["cost"]["state"], attempt["cost"]["state"]) == (
+            "settled",
+            "charged",
+            "charged",
+        )
+        assert job["cost_usd"] == listed["cost_usd"] == result["cost_usd"] == attempt["cost"]["usd"]
+        assert job["usage"]["output_total"] > 0
         assert (usage["unknown_attempts"], usage["output_tokens"]) == (0, ledger["tokens_out"])
         assert Decimal(usage["charged_usd"]) > 0
         assert group["slots"] == []
         assert group["quarantine"] == {"slots": 0, "held_back": 0, "share": 0.0, "frees_in_s": []}
         drained = gateway.lines("gateway.attempt_drained")
-        assert [line["ending"] for line in drained] == ["confirmed", "confirmed"]
+        assert [line["ending"] for line in drained] == ["confirmed"] * 3
+        # The log alone adds up to the ledger.
+        told = [line["request_cost_usd"] for line in drained]
+        told += [line["cost_usd"] for line in gateway.lines("gateway.request_ended")]
+        assert sum(Decimal(usd) for usd in told if usd is not None) == Decimal(usage["charged_usd"])
+        ended = {line["request_id"]: line for line in gateway.lines("gateway.request_ended")}
+        for line in drained:
+            whose = ended[line["request_id"]]
+            assert {name: line[name] for name in ("debit_id", "key_id", "session_id", "transport")} == {
+                name: whose[name] for name in ("debit_id", "key_id", "session_id", "transport")
+            }
     await audit(database_url, await simulator.ledger())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from typing import Any
@@ -206,3 +206,6 @@ class FakeRecovery:
 
     async def outcome_of(self, *, key_id: Any, debit_id: str) -> Outcome | None:
         return self.outcomes.get(debit_id)
+
+    async def outcomes_of(self, *, key_id: Any, debit_ids: Sequence[str]) -> Mapping[str, Outcome]:
+        return {debit_id: self.outcomes[debit_id] for debit_id in debit_ids if debit_id in self.outcomes}

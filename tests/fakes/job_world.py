@@ -257,6 +257,7 @@ async def client_of(world: World) -> AsyncIterator[httpx.AsyncClient]:
             watch=world.watch,
             runner=world.local,
             waits=world.waits,
+            costs=world.recovery,
             settings=world.settings,
         ),
         *rest_files.routes(store=world.batches.store, settings=world.settings),

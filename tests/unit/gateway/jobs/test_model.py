@@ -321,6 +321,23 @@ def test_one_unknown_cost_makes_the_sum_unknown_with_a_bound() -> None:
     assert whole.cost.upper_bound_usd == Decimal("2.25")
 
 
+def test_what_was_unknown_when_a_job_ended_is_told_as_the_ledger_has_it_now() -> None:
+    charged = Cost(state="charged", usd=Decimal("0.25"), price_version="v1")
+    unknown = Cost(state="unknown", upper_bound_usd=Decimal(2), reason="uncertain")
+    left = msgspec.structs.replace(attempt(2, status="cancelled", cost=unknown), message="the caller left")
+    written = outcome(attempt(1, cost=charged), left, ended="uncertain", cost=unknown)
+    read_on = attempt(2, status="success", error_class=None, cost=charged)
+    now = outcome(attempt(1, cost=charged), read_on, ended="complete", cost=charged, usage=Usage(output_total=7))
+    whole = model.as_settled(written, now)
+    assert whole.cost == Cost(state="charged", usd=Decimal("0.50"), price_version="v1")
+    assert [(a.status, a.message) for a in whole.attempts] == [("error", None), ("success", "the caller left")]
+    assert (whole.ended, whole.usage) == ("complete", Usage(output_total=7))
+    # One that nobody knows yet stays so, and one of a later run changes nothing of this one.
+    assert model.as_settled(written, outcome(attempt(1, cost=charged), left)) is written
+    later = outcome(left, attempt(3, cost=charged), ended="complete")
+    assert model.as_settled(written, later) is written
+
+
 def test_an_outcome_that_already_has_the_earlier_attempts_is_left_alone() -> None:
     later = outcome(attempt(1), attempt(2))
     assert model.joined(outcome(attempt(1)), later) is later

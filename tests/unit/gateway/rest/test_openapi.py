@@ -55,7 +55,9 @@ ENDPOINTS = [
     *counting.routes(line=NOBODY),
     *models.routes(catalogue=NOBODY, allowed=NOBODY),
     *operators.routes(readiness=NOBODY, usage=NOBODY, groups=NOBODY),
-    *jobs.routes(store=NOBODY, intake=NOBODY, watch=NOBODY, runner=NOBODY, waits=NOBODY, settings=JobsSettings()),
+    *jobs.routes(
+        store=NOBODY, intake=NOBODY, watch=NOBODY, runner=NOBODY, waits=NOBODY, costs=NOBODY, settings=JobsSettings()
+    ),
     *files.routes(store=NOBODY, settings=JobsSettings()),
     *batches.routes(batches=NOBODY, may_be_told=NOBODY),
     *message_batches.routes(batches=NOBODY, may_be_told=NOBODY, settings=JobsSettings()),
