@@ -24,7 +24,7 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from typing_extensions import override
 
-from adapters.chat import ChatResponse, Event, Finished, Native, UsageReport
+from adapters.chat import ChatResponse, Choice, ChoiceEnd, Event, Finished, Native, StopReason, UsageReport
 from adapters.contract import (
     Batch,
     CountingProtocol,
@@ -43,6 +43,7 @@ from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
 from adapters.relay import RelayedStream
 from adapters.sse import MAX_VALUES
+from metering.usage import NOTHING, Usage
 
 #: After the terminal of a stream: how long and how far to read on for a late cost and the end of the body, which lets
 #: the connection be used again.
@@ -177,7 +178,8 @@ class Upstream:
             raise
         finally:
             response.close()
-        return _completed(answer, _Told(remaining=left, dropped=request.dropped))
+        told = _Told(remaining=left, dropped=request.dropped, silent_limit=request.silent_limit)
+        return _completed(_cut_told(answer, told), told)
 
     @contextlib.asynccontextmanager
     async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
@@ -209,7 +211,8 @@ class Upstream:
             parser = protocol.new_parser(call.endpoint, response.headers)
             if call.relay and native is not None and native.protocol == call.endpoint.protocol:
                 parser = RelayedStream(parser)
-            yield _Batches(parser, body, clock, clocks.gap_s, _Told(remaining=left, dropped=request.dropped))
+            told = _Told(remaining=left, dropped=request.dropped, silent_limit=request.silent_limit)
+            yield _Batches(parser, body, clock, clocks.gap_s, told)
         finally:
             response.close()
 
@@ -436,6 +439,26 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True):
 
     remaining: Remaining | None
     dropped: tuple[str, ...]
+    silent_limit: int | None
+
+
+def _is_cut(end: Choice | ChoiceEnd, usage: Usage, limit: int) -> bool:
+    silent = not end.native_stop_reason and end.stop_reason is StopReason.STOP
+    return silent and usage.output_total is not None and usage.output_total >= limit
+
+
+def _cut_told(answer: _A, told: _Told) -> _A:
+    """That the limit cut the answer, where the provider has no word for it."""
+    limit = told.silent_limit
+    if limit is None or not isinstance(answer, ChatResponse):
+        return answer
+    choices = tuple(
+        msgspec.structs.replace(choice, stop_reason=StopReason.LENGTH)
+        if _is_cut(choice, answer.usage, limit)
+        else choice
+        for choice in answer.choices
+    )
+    return msgspec.structs.replace(answer, choices=choices)
 
 
 def _completed(answer: _A, told: _Told) -> _A:
@@ -463,6 +486,7 @@ class _Batches:
         "_started",
         "_told",
         "_trail",
+        "_usage",
     )
 
     def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, told: _Told) -> None:
@@ -479,6 +503,7 @@ class _Batches:
         self._over = False
         #: Events that came behind the terminal.
         self._trail: list[Event] = []
+        self._usage = NOTHING
 
     def __aiter__(self) -> Self:
         return self
@@ -518,10 +543,18 @@ class _Batches:
 
     async def _given(self, batch: Batch) -> Batch:
         last = batch[-1]
+        limit = self._told.silent_limit
+        if limit is not None:
+            for event in batch:
+                if isinstance(event, UsageReport):
+                    self._usage = self._usage.merge(event.usage)
         if not isinstance(last, Finished):
             self._run_clock(batch)
             return self._with_raw(batch)
         completed = _completed(last, self._told)
+        if limit is not None and any(_is_cut(end, self._usage, limit) for end in last.ends):
+            cut = tuple(msgspec.structs.replace(end, stop_reason=StopReason.LENGTH) for end in last.ends)
+            completed = msgspec.structs.replace(completed, ends=cut)
         if completed is not last:
             last = completed
             batch = [*batch[:-1], last]

@@ -98,6 +98,9 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     #: Paths of what the caller asked and this provider is not sent, as the caller wrote them: see `adapters.sending`.
     dropped: tuple[str, ...] = ()
+    #: The limit of output tokens in it, where answers of the protocol may not say that it cut them: one that gives no
+    #: reason for its end and has as many tokens was cut.
+    silent_limit: int | None = None
 
 
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):

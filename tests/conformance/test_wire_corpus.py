@@ -173,7 +173,7 @@ async def test_every_recorded_case_gives_the_same_over_a_real_socket(protocol):
             endpoint=table.endpoint(name, f"http://127.0.0.1:{provider.port}/replay/{name}"),
             model="m",
             request=ChatRequest(
-                messages=(Message(role=Role.USER, content=(Text(text="hi"),)),), max_output_tokens=1000
+                messages=(Message(role=Role.USER, content=(Text(text="hi"),)),), max_output_tokens=100_000
             ),
             deadline=asyncio.get_running_loop().time() + 30,
         )

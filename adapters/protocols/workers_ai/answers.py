@@ -296,6 +296,8 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         reader.think(wire.reasoning_content, events)
         reader.text(json_text(wire.response), events)
         reader.call(wire.tool_calls or (), payload, wire.id, events)
+        if not events and not reader.said and not wire.tool_calls and not wire.finish_reason:
+            raise Broken("the answer has nothing in it, and does not say why", code="no_terminal")
         choices.append(_choice(0, reader, events, wire.finish_reason or "", payload, wire, headers))
     return ChatResponse(
         choices=tuple(choices),

@@ -273,7 +273,11 @@ def render_request(call: UpstreamCall, *, stream: bool) -> HttpRequest:
             headers[_AFFINITY] = key
         else:
             sending.refuse("prompt_cache_key", "sends it as a header, which cannot hold this")
-    return sending.post(path_of(call.model), fields, stream=stream, headers=headers)
+    http = sending.post(path_of(call.model), fields, stream=stream, headers=headers)
+    limit = fields.get(endpoint.max_tokens_field or "max_tokens")
+    if isinstance(limit, msgspec.Raw):
+        limit = msgspec.json.decode(limit)
+    return msgspec.structs.replace(http, silent_limit=limit if type(limit) is int and limit > 0 else None)
 
 
 class _Writer:

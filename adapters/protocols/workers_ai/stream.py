@@ -124,7 +124,7 @@ class WorkersStream(ProvenStream):
     # ----------------------------------------------------------------- end
 
     def _end(self, events: list[Event]) -> None:
-        if not self._readers:
+        if not any(reader.said or reader.called or reader.finish for reader in self._readers.values()):
             self._fail(Broken("the stream ended without an answer in it", code="no_terminal"))
             return
         for reader in self._readers.values():

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.chat import ChatRequest, Event, Finished, Message, Role, Text, TextDelta, UsageReport
+from adapters.chat import ChatRequest, Event, Finished, Message, Role, StopReason, Text, TextDelta, UsageReport
 from adapters.client import Upstream
 from adapters.contract import Clocks, Endpoint, UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
@@ -1000,3 +1000,30 @@ async def test_a_provider_that_hangs_is_not_healthy(upstream):
         endpoint = call(provider.port, clocks=Clocks(connect_s=0.1, first_byte_s=0.1)).endpoint
         with pytest.raises(Broken):
             await upstream.health_check(endpoint)
+
+
+@pytest.mark.parametrize(("limit", "end"), [(2, StopReason.LENGTH), (3, StopReason.STOP), (None, StopReason.STOP)])
+async def test_an_answer_as_long_as_its_limit_was_cut_where_the_provider_has_no_word_for_it(upstream, limit, end):
+    usage = b'"usage":{"prompt_tokens":5,"completion_tokens":2}'
+    stream = b'data: {"response":"a"}\n\ndata: {"response":"",%b}\n\ndata: [DONE]\n\n' % usage
+
+    async def answer(exchange: Exchange) -> None:
+        if b'"stream":true' in exchange.body:
+            await exchange.begin()
+            await exchange.chunk(stream)
+            await exchange.end()
+        else:
+            await exchange.answer(b'{"response":"a",%b}' % usage)
+
+    async with raw_provider(answer) as provider:
+        asked = call(provider.port)
+        asked = msgspec.structs.replace(
+            asked,
+            endpoint=msgspec.structs.replace(asked.endpoint, protocol="workers_ai"),
+            request=msgspec.structs.replace(asked.request, max_output_tokens=limit),
+        )
+        (choice,) = (await upstream.complete(asked)).choices
+        assert choice.stop_reason is end
+        finished = (await streamed(upstream, asked))[-1]
+        assert isinstance(finished, Finished)
+        assert [told.stop_reason for told in finished.ends] == [end]

@@ -96,7 +96,6 @@ def test_an_answer_of_its_own_passes_untouched():
         (b'{"result":"a","success":true}', "a"),
         (b'{"result":{"response":{"n": 1.50}},"success":true,"errors":null}', '{"n": 1.50}'),
         (b'{"result":{"response":[1, 2]},"success":true}', "[1, 2]"),
-        (b'{"result":{"response":null},"success":true}', ""),
         (b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}', "a"),
     ],
 )
@@ -109,6 +108,8 @@ def test_an_answer_is_read_in_its_envelope_or_bare(body, text):
     ("body", "code"),
     [
         (b"{}", "malformed"),
+        (b'{"result":{"response":null},"success":true}', "no_terminal"),
+        (b'{"response":"","usage":{"prompt_tokens":1,"completion_tokens":0}}', "no_terminal"),
         (b"no", "malformed"),
         (b'{"result":{},"success":true}', "malformed"),
         (b'{"result":{"choices":[]},"success":true}', "malformed"),
