@@ -72,6 +72,9 @@ _OLD_SNAPSHOT_S: Final = 10.0
 #: free in another process while the ticket was on its way is found.
 _FIRST_LOOK_S: Final = 0.05
 
+#: Between lines of the log about a store that is away.
+_LOST_AGAIN_S: Final = 60.0
+
 #: For the ledger, in place of a record that it refused.
 _UNRECORDABLE: Final = b'{"status":"unknown","ended":"unrecordable"}'
 
@@ -133,6 +136,11 @@ class Controller:
         self.incarnations: list[uuid.UUID] = [self.process, self.owner]
         #: On the monotonic clock: no dispatch after this.
         self._trusted_until = 0.0
+        #: On the monotonic clock: since when the store has not answered, and when that was logged last. How often
+        #: it has not since then.
+        self._lost_since: float | None = None
+        self._lost_told = 0.0
+        self._lost_often = 0
         #: Those whose incarnation has lapsed, told once another one is registered and the store has let go of them. The
         #: second: the store may have known of it.
         self._lapsed: list[tuple[_Ticket, bool]] = []
@@ -194,17 +202,21 @@ class Controller:
             answer = await ticket.answer
             if answer is None:
                 acknowledged = ticket.acknowledged
+                # It is no lack of slots where nobody could be granted one.
+                away = self._lost_since is not None or not self.available
                 if acknowledged:
                     # The debit may be asked for again at once: its ticket should be gone by then. A store that is away
                     # must not keep the caller.
-                    with contextlib.suppress(TimeoutError):
+                    try:
                         async with asyncio.timeout(self._settings.retry_s):
                             await self._abandoned.submit((demand.ticket_id, ticket.unsure))
-                known = acknowledged or late is RefusalReason.DEADLINE_EXCEEDED
+                    except TimeoutError:
+                        away = True
+                known = late is RefusalReason.DEADLINE_EXCEEDED or (acknowledged and not away)
                 answer = Refusal(
                     reason=late if known else RefusalReason.STORE_UNAVAILABLE,
                     group=ticket.group,
-                    retry_after_s=_expected_s(ticket.seen),
+                    retry_after_s=_expected_s(ticket.seen) if known else 1.0,
                     position=ticket.seen.position if ticket.seen else None,
                     used=acknowledged,
                 )
@@ -509,6 +521,7 @@ class Controller:
             except StoreUnavailable:
                 if give_up_after_s is not None and time.monotonic() + delay > started + give_up_after_s:
                     self._trusted_until = 0.0
+                    self._note_loss()
                     raise
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 2.0)
@@ -583,12 +596,25 @@ class Controller:
                 async with asyncio.timeout(pause if self.available else min(pause, 0.5)):
                     await self._pulse.wait()
             try:
-                was_available = self.available
                 await self._renew(first=False)
-                if not was_available:
-                    log.info("admission.store_found")
             except StoreUnavailable:
-                log.warning("admission.store_lost", available=self.available)
+                self._note_loss()
+            else:
+                if self._lost_since is not None:
+                    log.info("admission.store_found", after_s=round(time.monotonic() - self._lost_since, 1))
+                    self._lost_since = None
+
+    def _note_loss(self) -> None:
+        """The store does not answer: logged at once, and then each minute until it does."""
+        now = time.monotonic()
+        self._lost_often += 1
+        if self._lost_since is not None and now < self._lost_told + _LOST_AGAIN_S:
+            return
+        if self._lost_since is None:
+            self._lost_since, self._lost_often = now, 1
+        for_s = round(now - self._lost_since, 1)
+        log.warning("admission.store_lost", available=self.available, for_s=for_s, times=self._lost_often)
+        self._lost_told, self._lost_often = now, 0
 
     def _wake_in(self, seconds: float) -> None:
         """Lets the rescan look then, if it does not look earlier."""

@@ -85,7 +85,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     group: str
     #: 1 is next. Exact to 100.
     position: int
-    #: "capacity", "model_capacity", "rate", "cooldown", "quarantine" or "store", or why a floor is there:
+    #: "capacity", "model_capacity", "rate", "cooldown", "quarantine", "stopped" or "store", or why a floor is there:
     #: "rate_limited", "credential_rejected" or "quota_exhausted".
     reason: str
     #: By how long calls of the group held their slots of late, or until its rate allows it. None: nobody knows.

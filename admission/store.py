@@ -355,7 +355,12 @@ class Store:
 
     def _tell_time(self, told: datetime, steps: int) -> None:
         if self._told_time is not None and steps != self._steps:
-            log.warning("admission.clock_stepped", steps=steps - self._steps)
+            # A message that was kept for longer than a statement may take looks the same from both ends.
+            log.warning(
+                "admission.time_made_up",
+                steps=steps - self._steps,
+                hint="the database's clock was set, or the database stood still",
+            )
         self._told_time, self._told_at, self._steps = told, _steady(), steps
 
     def _verdict(self, settlement: Settlement) -> Verdict:

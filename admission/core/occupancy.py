@@ -115,6 +115,9 @@ def _reason(w: Work, ticket: Ticket, occupancy: Occupancy, held: str | None) -> 
         return held
     if breaker.state is not BreakerState.CLOSED or (breaker.ramp is not None and room > 0):
         return "cooldown"
+    own = w.allowances.view.get((ticket.group, ticket.model)) if ticket.model else None
+    if 0 in (occupancy.group.limits.concurrency, None if own is None else own.concurrency):
+        return "stopped"
     if room == 0 and breaker.ramp is None and occupancy.active < occupancy.group.limits.concurrency:
         return "quarantine"
     if room > 0:

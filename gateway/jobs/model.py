@@ -305,7 +305,9 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
             hold_s = max(settings.full_hold_s, error.retry_after_s or 0.0)
             return GiveBack(delay_s=0.0, reason=reason, counts=False, hold_s=hold_s, of_key=True)
         case code if code in NOT_NOW and not sent:
-            delay_s = _refused_delay(error, settings)
+            # It has waited in the queue and does so again: what it was told is a guess, the queue knows better.
+            told = code is not Code.QUEUE_TIMEOUT
+            delay_s = _refused_delay(error, settings) if told else _spread(settings.refused_delay_s)
             return GiveBack(
                 delay_s=delay_s,
                 reason=reason,

@@ -290,6 +290,16 @@ async def test_a_waiter_hears_its_position_and_why(processes: Processes):
     assert {debit: (w.group, w.position, w.reason) for debit, w in waits.items()} == {"second": (GROUP, 2, "capacity")}
 
 
+@pytest.mark.parametrize("limits", [{"concurrency": 0}, {"models": {"m": ModelLimits(concurrency=0)}}])
+async def test_who_waits_for_a_group_or_model_that_is_stopped_is_told_so(processes: Processes, limits):
+    one, _ = await processes(**limits)
+    for demand in (wanted(), wanted(klass=Class.BATCH)):
+        row = (await one.ask(demand))[demand.ticket_id]
+        assert (row.answer, row.wait_reason, row.expected_ms) == ("queued", "stopped", None)
+        row = (await one.found(demand))[demand.ticket_id]
+        assert (row.answer, row.wait_reason, row.expected_ms) == ("queued", "stopped", None)
+
+
 # ---------------------------------------------------------------- who may ask
 
 

@@ -121,7 +121,16 @@ SOMETIMES: Final = (
     ),
     *(
         f"waits for {reason}"
-        for reason in ("capacity", "model_capacity", "rate", "cooldown", "rate_limited", "quarantine", "store")
+        for reason in (
+            "capacity",
+            "model_capacity",
+            "rate",
+            "cooldown",
+            "rate_limited",
+            "quarantine",
+            "stopped",
+            "store",
+        )
     ),
     *(
         f"told how long it waits for {reason}"

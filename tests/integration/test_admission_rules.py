@@ -230,7 +230,7 @@ async def test_who_waits_is_told_by_how_long_calls_held_their_slots_and_who_is_t
         await one.ask(*waiting)
         over = wanted()
         assert (await one.ask(over))[over.ticket_id].expected_ms is None
-        await w.db.execute("update control.pace set held = 320, ended = 32")
+        await w.db.execute("update control.pace set held = 40, ended = 4")
         told = await one.found(*waiting)
         waits = [told[demand.ticket_id].expected_ms for demand in waiting]
         # Two at a time, ten seconds each; the two that run have begun just now.
@@ -240,11 +240,42 @@ async def test_who_waits_is_told_by_how_long_calls_held_their_slots_and_who_is_t
         wait = (await one.ask(over))[over.ticket_id].expected_ms
         assert wait is not None
         assert 5 < wait / 1000 <= 10
-        # One that ends while others wait is taken note of.
+        # One that ends while others wait is taken note of, in place of a fourth of what was known.
         await one.settle(ended(running[0]), judged=False)
-        assert await w.db.fetchval("select ended from control.pace") == 17
+        held = await w.db.fetchval("select held from control.pace where ended = 4")
+        assert 30 <= held < 40
         await one.settle(ended(running[1]), judged=True)
-        assert await w.db.fetchval("select ended from control.pace") == 18
+        assert 22.5 <= await w.db.fetchval("select held from control.pace where ended = 4") < held
+
+
+async def test_who_waits_beside_a_slot_in_quarantine_is_told_of_the_other_slots_and_batch_of_those_it_may_have(
+    database_url,
+):
+    async with world(database_url, concurrency=3) as w:
+        one = await w.process()
+        lost = await one.granted()
+        await one.settle(ended(lost, Ending.UNCERTAIN), judged=False)
+        for _ in range(2):
+            await one.granted()
+        await w.db.execute("update control.pace set held = 600, ended = 6")
+        until = "update control.ticket set quarantined_until = control.now_v1() + interval '1 h'"
+        await w.db.execute(f"{until} where state = 'quarantined'")
+        interactive, batch = [wanted() for _ in range(6)], [wanted(klass=Class.BATCH) for _ in range(3)]
+        await one.ask(*interactive, *batch)
+        told = await one.found(*interactive, *batch)
+        waits = [told[demand.ticket_id].expected_ms for demand in (*interactive, *batch)]
+        # Two at a time, a hundred seconds each: the third slot serves nobody for an hour.
+        for wait, expected in zip(waits, (100, 100, 200, 200, 300, 300, 400, 400, 500), strict=True):
+            assert wait is not None
+            assert expected - 50 < wait / 1000 <= expected, waits
+        # Batch has two slots of the three: of those it holds one more has to end than it may have.
+        await w.db.execute("delete from control.ticket where state = 'queued' and class = 0")
+        await w.db.execute("update control.ticket set class = 1 where state in ('active', 'quarantined')")
+        told = await one.found(*batch)
+        waits = [told[demand.ticket_id].expected_ms for demand in batch]
+        for wait, expected in zip(waits, (100, 200, 300), strict=True):
+            assert wait is not None
+            assert expected - 50 < wait / 1000 <= expected, waits
 
 
 async def test_an_end_waits_for_nobody_who_takes_note_of_another(database_url):

@@ -594,11 +594,19 @@ _BREAKER: Final = [
         _rules("who_waits_is_told_by_how_long_calls_held_their_slots_and_who_is_turned_away_by_the_first"),
     ),
     _m(
+        4,
+        "who waits is dealt the slots in turn, the one in quarantine too",
+        TERMS,
+        "cross join lateral generate_series(0, c.k / y.i - 1) r",
+        "cross join lateral generate_series(0, (c.k - 1) / 3) r",
+        _rules("who_waits_beside_a_slot_in_quarantine_is_told_of_the_other_slots_and_batch_of_those_it_may_have"),
+    ),
+    _m(
         35,
         "an end waits until another has been taken note of",
         TERMS,
-        "where q.group_id = p_group for update skip locked)",
-        "where q.group_id = p_group for update)",
+        "for update of q skip locked) l",
+        "for update of q) l",
         _rules("an_end_waits_for_nobody_who_takes_note_of_another"),
     ),
     _m(
@@ -1067,8 +1075,8 @@ _TIME: Final = [
         30,
         "a lost store is trusted on",
         CONTROLLER,
-        "started + give_up_after_s:\n                    self._trusted_until = 0.0\n                    raise",
-        "started + give_up_after_s:\n                    raise",
+        "started + give_up_after_s:\n                    self._trusted_until = 0.0\n",
+        "started + give_up_after_s:\n",
         _controller("a_store_that_does_not_answer_is_a_bounded_refusal_and_ends_the_trust"),
     ),
     _m(

@@ -140,10 +140,15 @@ class Provider:
         )  # fmt: skip
         heapq.heappush(self.ends, (self.now + self.took[row.ticket_id], lease.ticket_id.int, lease))
 
-    def _settle(self, lease: Lease) -> None:
-        settlement = Settlement(
-            lease=lease, ending=Ending.CONFIRMED, verdict=Verdict.ANSWERED, state="charged", record=b"{}"
-        )
+    def lose(self, seconds: float) -> None:
+        """One call whose end nobody knows: its slot is in quarantine for so long."""
+        self._arrives(1.0, {"execution_limit_s": seconds, "isolation_s": 0.0})
+        self._settle(self.ends.pop()[2], Ending.UNCERTAIN, "unknown")
+        assert not self.ends
+
+    def _settle(self, lease: Lease, ending: Ending = Ending.CONFIRMED, state: str = "charged") -> None:
+        verdict = Verdict.ANSWERED if ending is Ending.CONFIRMED else Verdict.NONE
+        settlement = Settlement(lease=lease, ending=ending, verdict=verdict, state=state, record=b"{}")
         self._ask(Settle((Outcome(settlement),), judged=lease.judged))
 
     def wrong(self) -> list[Told]:
@@ -180,6 +185,37 @@ def test_what_a_group_of_three_has_learnt_it_tells_at_once_after_an_hour():
     assert provider.wrong() == []
     # Forty-five wait for three slots of a second and a half: the last for 22.5 s.
     assert max(told.wait for told in provider.told) == pytest.approx(22.5, rel=0.05)
+
+
+@pytest.mark.parametrize("headroom", [0, 1])
+def test_who_waits_beside_slots_in_quarantine_is_told_of_the_others(headroom):
+    provider = Provider(concurrency=3, quarantine_headroom=headroom)
+    provider.run([0.0] * 9, lambda: 0.5)
+    for _ in range(headroom + 1):
+        provider.lose(57.0)
+    provider.told.clear()
+    provider.run([provider.now] * 14, lambda: 0.5)
+    assert provider.wrong() == []
+    assert max(told.wait for told in provider.told) == pytest.approx(3.0, abs=0.1)
+
+
+def test_batch_is_told_of_the_slots_that_it_may_have():
+    provider = Provider(concurrency=3)
+    provider.run([0.0] * 16, lambda: 1.0, klass=Class.BATCH)
+    assert len(provider.told) > 20
+    assert provider.wrong() == []
+
+
+def test_after_calls_have_become_slower_who_waits_is_told_so_at_once():
+    provider = Provider(concurrency=2)
+    provider.run([n * 0.14 for n in range(62)], lambda: 0.3)
+    provider.told.clear()
+    began = provider.now
+    provider.run([provider.now] * 24, lambda: 1.05)
+    # Of the first ones what they know of the calls that run decides, and that is little.
+    later = [told for told in provider.wrong() if told.position >= 4 and told.at > began + 0.95]
+    assert later == []
+    assert sum(told.position >= 4 for told in provider.told) > 100
 
 
 @pytest.mark.parametrize("seed", range(2))

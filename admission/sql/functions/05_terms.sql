@@ -102,55 +102,75 @@ language sql immutable as $$
                 when p_kind = 'unavailable' then 'provider_unavailable' else p_kind end
 $$;
 
--- In how many milliseconds there is a slot for who has so many before it, among the slots of a group, or of one model of
--- it. A call is taken to hold its slot for as long as calls of the group did of late, one in quarantine until its time;
--- after them the same slots come free again and again. Null where that is not known.
-create or replace function control.slot_in_ms_v1(
-    p_group text, p_model text, p_before integer, p_slots integer, p_headroom integer, p_ramp integer,
+drop function if exists control.slot_in_ms_v1(text, text, integer, integer, integer, integer, bigint, timestamptz);
+
+-- In how many milliseconds there is a slot for who has so many before it, among the slots of a group, or of one model or
+-- class of it. Null where that is not known.
+--
+-- A call is taken to hold its slot for as long as calls of the group did of late, where those that hold theirs for longer
+-- by now count as well; one in quarantine until its time. Each slot comes free at its end and then after every hold: it is
+-- the first, second, ... of all these times, and the one with i - 1 slots and r rounds before it is none of the first k
+-- unless i * (r + 1) <= k. Of the slots that are free now each begins at once; of those in quarantine the last ones are
+-- the headroom, and where a limit was lowered the first to come free are not given again.
+create or replace function control.slot_in_ms_v2(
+    p_group text, p_model text, p_class smallint, p_before integer, p_slots integer, p_headroom integer, p_ramp integer,
     p_generation bigint, p_now timestamptz
 ) returns bigint
 language sql stable as $$
-    select case when n.needed <= 0 then 0
-                when n.ends[least((n.needed - 1) % n.many + 1, cardinality(n.ends))] is not null
-                then ((n.ends[least((n.needed - 1) % n.many + 1, cardinality(n.ends))]
-                       + case when n.needed > n.many then (n.needed - 1) / n.many * n.hold else 0 end) * 1000)::bigint end
-      from (
-        select o.hold, p_before + 1 - least(p_slots - o.active, p_slots + p_headroom - o.active - o.quarantined,
-                                            p_ramp - o.ramped) as needed,
-               case when o.quarantined > p_headroom then o.every_end else o.ends end as ends,
-               greatest(p_slots, o.active + case when o.quarantined > p_headroom then o.quarantined else 0 end) as many
+    with slot as materialized (
+        select t.state = 'quarantined' as quarantined, t.generation = p_generation as ramps,
+               greatest(extract(epoch from t.quarantined_until - p_now)::double precision, 0) as out_s,
+               extract(epoch from p_now - s.ahead - t.granted_at)::double precision as age_s
+          from control.store s
+          join control.ticket t on t.group_id = p_group and t.state <> 'queued'
+           and (p_model is null or t.model = p_model) and (p_class is null or t.class = p_class)
+    ), told as materialized (
+        select (p.held + l.age_s) / (p.ended + l.many) as hold
+          from control.pace p cross join lateral (
+            select count(*) as many, coalesce(sum(least(k.age_s, 4 * (p.held / p.ended))), 0) as age_s
+              from slot k where not k.quarantined and k.age_s > p.held / p.ended) l
+         -- The first that end are the short ones.
+         where p.group_id = p_group and p.ended >= least(2 * p_slots, 16)
+    ), counted as (
+        select p_before + 1 as k, o.hold, greatest(o.room, 0) as free, greatest(-o.room, 0) as less,
+               case when o.hold is not null or o.active = 0
+                    then o.ends || o.out[1 : o.quarantined - p_headroom] end as ends
           from (
-            select max(x.hold) as hold,
-                   (count(*) filter (where x.state <> 'quarantined'))::integer as active,
-                   (count(*) filter (where x.state = 'quarantined'))::integer as quarantined,
-                   (count(*) filter (where x.state <> 'quarantined' and x.generation = p_generation))::integer as ramped,
-                   array_agg(x.left_s order by x.left_s) filter (where x.state <> 'quarantined') as ends,
-                   case when bool_and(x.left_s is not null) then array_agg(x.left_s order by x.left_s) end as every_end
+            select x.*, least(p_slots - x.active - greatest(x.quarantined - p_headroom, 0), p_ramp - x.ramped) as room
               from (
-                select t.state, t.generation, h.hold,
-                       case when t.state = 'quarantined'
-                            then greatest(extract(epoch from t.quarantined_until - p_now)::double precision, 0)
-                            when h.hold > a.age_s then h.hold - a.age_s
-                            -- Of one that holds its slot for longer than most nobody knows: soon.
-                            else h.hold / (2 * p_slots) end as left_s
-                  from control.store s
-                  left join lateral (select p.held / p.ended as hold from control.pace p
-                                      where p.group_id = p_group
-                                        -- The first that end are the short ones.
-                                        and p.ended >= least(2 * p_slots, 16)) h on true
-                  join control.ticket t
-                    on t.group_id = p_group and t.state <> 'queued' and (p_model is null or t.model = p_model)
-                 cross join lateral (
-                    select extract(epoch from p_now - s.ahead - t.granted_at)::double precision as age_s) a) x) o
-      ) n
+                select (select d.hold from told d) as hold,
+                       (count(*) filter (where not k.quarantined))::integer as active,
+                       (count(*) filter (where k.quarantined))::integer as quarantined,
+                       (count(*) filter (where not k.quarantined and k.ramps))::integer as ramped,
+                       coalesce(array_agg(case when h.hold > k.age_s then h.hold - k.age_s
+                                               -- Of one that holds its slot for longer than most nobody knows: soon.
+                                               else h.hold / (2 * p_slots) end) filter (where not k.quarantined),
+                                '{}') as ends,
+                       coalesce(array_agg(k.out_s order by k.out_s) filter (where k.quarantined), '{}') as out
+                  from slot k left join told h on true) x) o
+    )
+    select case when c.k <= c.free then 0
+                -- How long those before it stay, nobody knows.
+                when c.hold is null and c.k > 1 then null
+                else ((
+                    select y.first_s + r * coalesce(c.hold, 0)
+                      from (select 0::double precision as first_s, i from generate_series(1, c.free) i
+                            union all
+                            select e.left_s, c.free + row_number() over (order by e.left_s)
+                              from (select u.left_s from unnest(c.ends) as u (left_s)
+                                     order by u.left_s offset c.less limit c.k) e) y
+                     cross join lateral generate_series(0, c.k / y.i - 1) r
+                     order by 1 offset c.k - 1 limit 1) * 1000)::bigint end
+      from counted c
      where p_slots > 0
 $$;
 
--- How long the first of a group's queue waits, or who has so many before it: see slot_in_ms_v1.
+-- How long the first of a group's queue waits, or who has so many before it: see slot_in_ms_v2.
 create or replace function control.expected_ms_v1(g control.capacity_group, p_before integer, p_now timestamptz)
 returns bigint
 language sql stable as $$
-    select control.slot_in_ms_v1(g.group_id, null, p_before, g.concurrency, g.quarantine_headroom, g.ramp, g.generation, p_now)
+    select control.slot_in_ms_v2(
+               g.group_id, null, null, p_before, g.concurrency, g.quarantine_headroom, g.ramp, g.generation, p_now)
 $$;
 
 -- Who is before this ticket in the queue, at most a hundred.
@@ -179,37 +199,65 @@ language sql stable as $$
      where a.group_id = t.group_id and a.model in ('', t.model)
 $$;
 
+-- When batch, which never gets the last slot of a group, has one for this ticket after the batch before it. Null where
+-- that is not known, 0 for what is not batch.
+create or replace function control.batch_in_ms_v1(g control.capacity_group, t control.ticket, p_now timestamptz)
+returns bigint
+language sql stable as $$
+    select case when t.class = 0 or g.concurrency <= 1 then 0 else control.slot_in_ms_v2(
+               g.group_id, null, 1::smallint,
+               (select count(*)::integer from (
+                   select from control.ticket q
+                    where q.group_id = g.group_id and q.state = 'queued' and q.class = 1 and q.number < t.number
+                    order by q.class, q.number limit 100) before),
+               g.concurrency - 1, 0, null, null, p_now) end
+$$;
+
 -- How long a ticket waits that waits for this reason, until then at least (see wait_reason_v2), with so many before it.
 create or replace function control.expected_ms_v2(
     g control.capacity_group, t control.ticket, p_reason text, p_until timestamptz, p_before integer, p_now timestamptz
 ) returns bigint
 language sql stable as $$
-    select case p_reason
-        when 'rate' then control.refilled_in_ms_v1(t, p_now)
-        when 'model_capacity' then (
-            select control.slot_in_ms_v1(
-                       g.group_id, t.model,
-                       (select count(*)::integer from control.before_v1(t) b where b.model = t.model), a.concurrency, 0,
-                       null, null, p_now)
-              from control.allowance a where a.group_id = g.group_id and a.model = t.model)
-        when 'quarantine' then control.expected_ms_v1(g, p_before, p_now)
-        when 'store' then greatest(
-            control.expected_ms_v1(g, p_before, p_now),
-            (select (extract(epoch from s.closed_until - p_now) * 1000)::bigint from control.store s))
-        else greatest(control.expected_ms_v1(g, p_before, p_now), (extract(epoch from p_until - p_now) * 1000)::bigint) end
+    select greatest(nullif(b.ms, 0), case when b.ms is not null then r.ms else nullif(r.ms, 0) end)
+      from (select control.batch_in_ms_v1(g, t, p_now) as ms offset 0) b, (
+        select case p_reason
+            when 'rate' then control.refilled_in_ms_v1(t, p_now)
+            when 'model_capacity' then (
+                select control.slot_in_ms_v2(
+                           g.group_id, t.model, null,
+                           (select count(*)::integer from control.before_v1(t) b where b.model = t.model),
+                           a.concurrency, 0, null, null, p_now)
+                  from control.allowance a where a.group_id = g.group_id and a.model = t.model)
+            when 'quarantine' then control.expected_ms_v1(g, p_before, p_now)
+            when 'store' then greatest(
+                control.expected_ms_v1(g, p_before, p_now),
+                (select (extract(epoch from s.closed_until - p_now) * 1000)::bigint from control.store s))
+            else greatest(
+                control.expected_ms_v1(g, p_before, p_now),
+                (extract(epoch from p_until - p_now) * 1000)::bigint) end as ms
+        offset 0) r
+     where p_reason <> 'stopped'
 $$;
 
--- Takes note of how long these held their slots. Not of all: who comes while another writes leaves it.
+-- Takes note of how long these held their slots: of as many as two for each slot, at least 4 and at most 32, the older
+-- weigh less. Not of all: who comes while another writes leaves it.
 create or replace function control.paced_v1(p_group text, p_lines control.ledger_line[]) returns void
 language sql as $$
     update control.pace p
-       set held = case when p.ended >= 32 then p.held / 2 else p.held end + l.held,
-           ended = case when p.ended >= 32 then p.ended / 2 else p.ended end + l.ended
-      from (select sum(least(greatest(extract(epoch from clock_timestamp() - u.granted_at), 0), 3600))::double precision
-                       as held, count(*) as ended
-              from unnest(p_lines) u where u.group_id = p_group and u.was = 'open') l
-     where l.ended > 0
-       and p.group_id = (select q.group_id from control.pace q where q.group_id = p_group for update skip locked)
+       set held = p.held * l.kept + l.held, ended = p.ended * l.kept + l.ended
+      from (select o.held, o.ended, q.group_id,
+                   case when q.ended > 0 then least(greatest(m.many - o.ended, 0) / q.ended, 1) else 0 end as kept
+              from control.pace q
+             cross join lateral (
+                select least(greatest(2 * g.concurrency, 4), 32)::double precision as many
+                  from control.capacity_group g where g.group_id = p_group) m
+             cross join (
+                select sum(least(greatest(extract(epoch from clock_timestamp() - u.granted_at), 0), 3600))::double precision
+                           as held, count(*) as ended
+                  from unnest(p_lines) u where u.group_id = p_group and u.was = 'open') o
+             where q.group_id = p_group and o.ended > 0
+               for update of q skip locked) l
+     where p.group_id = l.group_id
 $$;
 
 -- How many tickets are before this one in its group's queue, at most 100.

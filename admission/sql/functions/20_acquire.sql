@@ -657,6 +657,10 @@ begin
                                                           else (f.floor).until end
                                   then control.floor_cause_v1((f.floor).kind)
                              when g.breaker <> 'closed' or (g.ramp is not null and v_free > 0) then 'cooldown'
+                             when g.concurrency = 0
+                                  or (v_limited and (select a.concurrency from control.allowance a
+                                                      where a.group_id = p_group and a.model = e.model) = 0)
+                                  then 'stopped'
                              when v_free <= 0 and v_quarantined > 0 and g.ramp is null and g.concurrency > v_active
                                   then 'quarantine'
                              when v_free > 0 and a_room[array_position(a_model, e.model)] <= 0 then 'model_capacity'

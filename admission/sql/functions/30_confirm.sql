@@ -112,7 +112,7 @@ as $$
 $$;
 
 -- Why a ticket waits: "store", what its floor is told as or "cooldown" (whichever ends last, and until when; the ramp
--- after one, too), "quarantine" (without it there would be a free slot; until the first comes out of it),
+-- after one, too), "stopped" (the limit of its group or model is 0), "quarantine" (without it there would be a free slot; until the first comes out of it),
 -- "model_capacity", "rate" (its own, or of one before it) or "capacity".
 create or replace function control.wait_reason_v2(
     g control.capacity_group, p_credential text, p_model text, p_now timestamptz
@@ -138,6 +138,7 @@ language sql stable as $$
                                                      else (f.floor).until end
                              then control.floor_cause_v1((f.floor).kind)
                         when g.breaker <> 'closed' or (g.ramp is not null and s.free > 0) then 'cooldown'
+                        when 0 in (g.concurrency, a.concurrency) then 'stopped'
                         when s.free <= 0 and s.quarantined > 0 and g.ramp is null and g.concurrency > s.active
                              then 'quarantine'
                         when s.free > 0 and s.of_model >= a.concurrency then 'model_capacity'

@@ -302,6 +302,33 @@ async def test_a_waiter_of_a_lapsed_incarnation_is_told_and_the_next_one_is_gran
         await granted(one)
 
 
+@pytest.mark.parametrize("again_s", [60.0, 0.0])
+async def test_who_waits_through_an_outage_is_told_of_the_store_and_the_log_says_it_once_and_then_each_minute(
+    monkeypatch, again_s
+):
+    monkeypatch.setattr("admission.controller._LOST_AGAIN_S", again_s)
+    w = world(lease_s=0.6, margin_s=0.2, retry_s=0.2)
+    with capture_logs() as logs:
+        async with w.controller() as one:
+            await granted(one)
+            waiting = asyncio.create_task(one.admit(demand(queue_timeout_s=1.0)))
+            await until(lambda: "queued" in w.states(), 20)
+            for statement in ("renew", "acquire", "rescan", "abandon"):
+                w.faults[statement] = Fault(lost="before")
+            answer = await waiting
+            assert isinstance(answer, Refusal)
+            assert answer.reason is RefusalReason.STORE_UNAVAILABLE
+            missed = w.asked.count("renew")
+            await until(lambda: w.asked.count("renew") >= missed + 3, 20)
+            w.faults.clear()
+            await until(lambda: any(line["event"] == "admission.store_found" for line in logs), 20)
+    lost = [line for line in logs if line["event"] == "admission.store_lost"]
+    [found] = [line for line in logs if line["event"] == "admission.store_found"]
+    assert found["after_s"] > 0
+    assert (lost[0]["for_s"], lost[0]["times"]) == (0.0, 1)
+    assert (len(lost) == 1) is (again_s > 0), lost
+
+
 def lapse(w: World, of: Controller) -> None:
     owners = dict(w.database.state.owners)
     w.database.state = msgspec.structs.replace(w.database.state, owners=owners | {of.owner: 0})

@@ -382,11 +382,14 @@ def test_without_waiters_there_is_no_next_event():
         ("model_capacity", {"concurrency": 2, "models": {"m": ModelLimits(concurrency=1)}}),
         ("rate", {"concurrency": 2, "requests_per_minute": 1}),
         ("rate", {"concurrency": 2, "models": {"m": ModelLimits(requests_per_minute=1)}}),
+        ("stopped", {"concurrency": 0}),
+        ("stopped", {"concurrency": 1, "models": {"m": ModelLimits(concurrency=0)}}),
     ],
 )
 def test_a_waiter_is_told_why(reason: str, limits: dict[str, Any]):
     world = World(**limits)
-    world.granted()
+    if reason != "stopped":
+        world.granted()
     demand = world.demand()
     world.acquire(demand)
     assert world.rescan(demand).wait_reason == reason

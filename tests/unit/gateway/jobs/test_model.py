@@ -126,6 +126,9 @@ def test_a_refusal_for_now_gives_the_job_back_without_counting_the_run(code: Cod
     if code in (Code.QUEUE_FULL, Code.KEY_LIMIT, Code.BUDGET_RESERVED):
         # It keeps its place.
         assert decision.delay_s == 0.0
+    elif code is Code.QUEUE_TIMEOUT:
+        # What it was told is a guess of the queue that it waits in again.
+        assert SETTINGS.refused_delay_s <= decision.delay_s <= SETTINGS.refused_delay_s * 1.25
     else:
         assert 7.0 <= decision.delay_s <= 8.75
     # Other keys may have room.
@@ -368,7 +371,7 @@ def test_whatever_gives_a_job_back_has_a_reason_of_the_documented_table_and_the_
 def test_every_reason_is_in_the_documented_table() -> None:
     table = (Path(__file__).parents[4] / "docs/operations.md").read_text().partition("**Why a request waits.**")[2]
     documented = re.findall(r"^\| `(\w+)` \|", table.partition("\n## ")[0], re.MULTILINE)
-    of_admission = {"capacity", "model_capacity", "rate", "cooldown", "quarantine", "store"}
+    of_admission = {"capacity", "model_capacity", "rate", "cooldown", "quarantine", "stopped", "store"}
     causes = set(Cause)
     assert set(documented) == of_admission | {wait.value for wait in Wait} | {cause.value for cause in causes}
     assert len(documented) == len(set(documented))
