@@ -37,6 +37,17 @@ class Billing:
         """The most the call can cost there in USD; None where no bound is known."""
         return self.bound(call, route)[0]
 
+    def unbounded(self, call: Call, route: Route) -> str:
+        """Why no bound is known there, and what would help."""
+        if self._price_of(route) is None:
+            return "no price is known"
+        limits = self._limits(call, route)
+        if limits.input_tokens is None:
+            return "it has pictures or files, and the size of the model's context is not known"
+        if limits.output_tokens is None:
+            return f"no limit of the answer is known, give {call.told_path(call.chat.written('max_output_tokens'))}"
+        return "the price does not bound what is asked"
+
     def about(self, call: Call, route: Route) -> Decimal | None:
         """About what the call costs there in USD, to compare routes; None where no price is known."""
         output = _output(call, route)

@@ -482,9 +482,6 @@ _REFUSED: Final = {
     Code.INTERNAL: "this process lost its place with the control store: nothing was dispatched",
 }
 
-#: What the protocols call the limit of the output.
-_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-
 
 def _too_large(refusal: Refusal, route: Route) -> str | None:
     """Whose limit it is that it does not fit into. None where this process's configuration does not say."""
@@ -499,12 +496,11 @@ def _too_large(refusal: Refusal, route: Route) -> str | None:
 def _what_is_large(call: Call, refusal: Refusal) -> str:
     """The field that is to be smaller: the limit of the answer, or the question where it is most of it."""
     if call.embedding is not None:
-        return "input"
+        return call.told_path("input")
     answer = (call.chat.max_output_tokens or 0) * (call.chat.n or 1)
     if refusal.tokens is not None and call.chat.max_output_tokens is not None and answer < refusal.tokens / 2:
-        return "messages"
-    asked = () if call.chat.native is None else call.chat.native.fields
-    return next((name for name in _OUTPUT_LIMITS if name in asked), _OUTPUT_LIMITS[-1])
+        return call.told_path(call.chat.written("messages"))
+    return call.told_path(call.chat.written("max_output_tokens"))
 
 
 #: No other route could do better.

@@ -16,9 +16,9 @@ _RATES: Final = {
     "tokens_per_minute": "uses as many tokens a minute as it may",
 }
 _PERIODS: Final = {
-    "budget_day_usd": ("of the day", "The budget starts anew at midnight in the gateway's zone."),
-    "budget_month_usd": ("of the month", "The budget starts anew with the next month, in the gateway's zone."),
-    "budget_total_usd": ("in all", "It does not start anew: an operator has to raise it."),
+    "budget_day_usd": ("budget of the day", "The budget starts anew at midnight in the gateway's zone."),
+    "budget_month_usd": ("budget of the month", "The budget starts anew with the next month, in the gateway's zone."),
+    "budget_total_usd": ("total budget", "It does not start anew: an operator has to raise it."),
 }
 
 
@@ -40,7 +40,7 @@ def told(refusal: Refusal) -> str | None:
 
 
 def _budget(limit: KeyLimit, *, over: bool) -> str:
-    when, anew = _PERIODS[limit.name]
+    which, anew = _PERIODS[limit.name]
     unknown = f", {decimal_string(limit.unknown)} for attempts whose cost is not known" if limit.unknown else ""
     used = (
         f"{limit.name} is {decimal_string(limit.most)}: {decimal_string(limit.spent)} is spent{unknown}, "
@@ -48,8 +48,5 @@ def _budget(limit: KeyLimit, *, over: bool) -> str:
         f"{decimal_string(limit.wanted)}"
     )
     if over:
-        return f"the budget {when} of this API key does not suffice ({used}). {anew}"
-    return (
-        f"what is left of the budget {when} of this API key is reserved ({used}). When those have ended, more "
-        "may be left."
-    )
+        return f"the {which} of this API key does not suffice ({used}). {anew}"
+    return f"what is left of the {which} of this API key is reserved ({used}). When those have ended, more may be left."

@@ -136,6 +136,10 @@ class Costs(Protocol):
         """None where no bound is known."""
         ...
 
+    def unbounded(self, call: Call, route: Route) -> str:
+        """Where no bound is known: why not, and what would help."""
+        ...
+
     def about(self, call: Call, route: Route) -> Decimal | None:
         """None where no price is known."""
         ...
@@ -376,7 +380,7 @@ class Router:
                 missing |= lacks
                 return f"capability: {', '.join(sorted(lacks))}"
         if call.caller.budgeted and self._costs.most(call, route) is None:
-            return _NOT_BOUNDED
+            return f"{_NOT_BOUNDED}: {self._costs.unbounded(call, route)}"
         limit = lowest(*(policy.max_cost_usd for _, policy in policies))
         if limit is not None:
             most = self._costs.most(call, route)
@@ -466,8 +470,8 @@ def _nothing_left(call: Call, left_out: Sequence[LeftOut], missing: set[Capabili
             "`tollbridge check` shows what each route is now",
             code=Code.PROVIDER_NOT_READY,
         )
-    if any(out.reason == _NOT_BOUNDED for out in left_out):
-        reasons += "; a key with a budget is served what has a known price and says how much it wants: give max_tokens"
+    if any(out.reason.startswith(_NOT_BOUNDED) for out in left_out):
+        reasons += "; a key with a budget is served only where the most that a request can cost is known"
     operators = ("not_ready", "disabled", "not_qualified")
     return NoRoute(
         f"no provider can serve {wanted} ({reasons})",

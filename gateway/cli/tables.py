@@ -14,8 +14,8 @@ from rich.text import Text
 
 from gateway.cli.failure import Failed
 
-#: Wide enough for every table where there is no terminal to measure: a pipe must not fold lines.
-PIPE_WIDTH = 160
+#: Wider than any row, where there is no terminal to measure: a pipe must not fold lines.
+PIPE_WIDTH = 100_000
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters.chat import ChatRequest, Image, Text
+from adapters.chat import ChatRequest, Image, Message, Role, Text
+from adapters.protocols import PROTOCOLS
 from gateway import config
 from gateway.billing import Billing
 from gateway.router import Route
@@ -75,3 +76,45 @@ def test_a_picture_is_bounded_by_the_model(tmp_path: Path, window: int) -> None:
     assert without is not None
     assert bound is not None
     assert bound - without >= window * output_price() / 8
+
+
+PRICED = """
+[providers.own]
+protocol = "chat_completions"
+base_url = "http://127.0.0.1:9/v1"
+"""
+PICTURE = ChatRequest(
+    messages=(Message(role=Role.USER, content=(Image(url="https://a.test/b.png"),)),), max_output_tokens=5
+)
+
+
+@pytest.mark.parametrize(
+    ("asks", "priced", "why"),
+    [
+        (ChatRequest(messages=(), max_output_tokens=5), False, "no price is known"),
+        (ChatRequest(messages=()), True, "no limit of the answer is known, give max_output_tokens"),
+        (PICTURE, True, "it has pictures or files, and the size of the model's context is not known"),
+        (
+            PROTOCOLS["chat_completions"].parse_request(b'{"model":"m","messages":[{"role":"user","content":"x"}]}'),
+            True,
+            "no limit of the answer is known, give max_completion_tokens",
+        ),
+        (
+            PROTOCOLS["responses"].parse_request(b'{"model":"m","input":"x"}'),
+            True,
+            "no limit of the answer is known, give max_output_tokens",
+        ),
+    ],
+    ids=["no price", "no limit", "a picture", "chat completions", "responses"],
+)
+def test_why_a_request_has_no_bound_is_told_in_its_own_words(tmp_path: Path, asks: ChatRequest, priced: bool, why: str):
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(PRICED)
+    provider = config.load(file, {}).providers["own"]
+    assert provider.endpoint is not None
+    route = Route(provider=provider, endpoint=provider.endpoint, model="unheard-of", fallback_index=0, asked="m")
+    price = Price(version="config:1", input=Decimal(1), output=Decimal(2))
+    billing = Billing(PriceBook(models={"m": price} if priced else {}, routes={}, published=Library))
+    asked = call(asks=asks)
+    assert billing.most(asked, route) is None
+    assert billing.unbounded(asked, route) == why

@@ -53,6 +53,9 @@ class Flat:
     def most(self, _call: Call, _route: Route) -> Decimal | None:
         return self._usd
 
+    def unbounded(self, _call: Call, _route: Route) -> str:
+        return "nobody knows"
+
     def about(self, _call: Call, _route: Route) -> Decimal | None:
         return self._usd
 

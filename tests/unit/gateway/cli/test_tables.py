@@ -38,3 +38,12 @@ def test_a_cell_is_never_read_as_markup_nor_as_control_of_the_terminal():
     assert "[red]x[/red]" in text
     assert "\x1b" not in text
     assert "100" in text
+
+
+def test_a_table_into_a_pipe_has_a_line_a_row_however_long_its_cells_are(capsys):
+    key_id = "01932c5e-7f31-7cc3-a1d2-3f4e5d6c7b8a"
+    tables.table(tables.console(), "keys", ["name", "may use", "id"], [["web", "gpt-4o, " * 60, key_id]])
+    title, header, row, *_ = capsys.readouterr().out.splitlines()
+    assert (title.strip(), header.split()[0]) == ("keys", "name")
+    assert row.split()[0] == "web"
+    assert row.rstrip().endswith(key_id)
