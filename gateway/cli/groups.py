@@ -161,7 +161,9 @@ def _show_floors(out: Console, groups: Sequence[Mapping[str, Any]]) -> None:
             group["group"],
             ", ".join(floor["providers"]) or None,
             floor["model"] or "all",
-            _CAUSES.get(floor["cause"], "{cause}").format(**floor),
+            _CAUSES.get(floor["cause"], "{cause}").format(
+                **{**floor, "credential": floor.get("credential") or "the gateway's credential"}
+            ),
             seconds(floor["remaining_s"]),
             moment(floor["until"]),
         )

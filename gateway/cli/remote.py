@@ -1,8 +1,8 @@
 """
 A running gateway, as the commands reach it: over REST, with an API key, like any other program.
 
-Where it is follows from what is there: `--url`, TOLLBRIDGE_URL, the `ready.json` of the data directory, or the default
-address. The key has no such trail: it is shown once and stored hashed, so it has to be given.
+Where it is follows from what is there: `--url` or `--data-dir`, TOLLBRIDGE_URL, the `ready.json` of the data directory,
+or the default address. The key has no such trail: it is shown once and stored hashed, so it has to be given.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from typing import Any, TypeVar
 import click
 import httpx
 import msgspec
+from click.core import ParameterSource
 
 from gateway.cli.failure import Failed
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_DATA_DIR = ".tollbridge"
+#: Where the command's context keeps its `--data-dir`.
+_DATA_DIR = "tollbridge.data_dir"
 #: Seconds for an answer. Long polls ask for less than that.
 TIMEOUT_S = 60.0
 
@@ -39,8 +42,27 @@ HINTS: Mapping[str, str] = {
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+def _here(context: click.Context, _parameter: click.Parameter, given: Path | None) -> None:
+    context.meta[_DATA_DIR] = given
+
+
+def _found(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """The `--url`, or where the gateway of the `--data-dir` is. Raises `Failed` where none runs there."""
+    data_dir: Path | None = context.meta.get(_DATA_DIR)
+    if data_dir is None:
+        return given
+    if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--url and --data-dir both say which gateway: give one of them")
+    url = _running(data_dir)
+    if url is None:
+        raise Failed(
+            f"no gateway runs on {data_dir}", hint="Start one with `tollbridge serve --data-dir`, or give --url."
+        )
+    return url
+
+
 def options(command: _F) -> _F:
-    """The options of every command that talks to a running gateway: they become the argument `remote`."""
+    """The options of every command that talks to a running gateway: `as_json`, `key` and `url`."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of tables."),
         click.option("--key", envvar="TOLLBRIDGE_API_KEY", show_envvar=True, metavar="KEY", help="The API key."),
@@ -49,7 +71,16 @@ def options(command: _F) -> _F:
             envvar="TOLLBRIDGE_URL",
             show_envvar=True,
             metavar="URL",
-            help=f"The gateway. Default: the one that runs on this data directory, else {DEFAULT_URL}.",
+            callback=_found,
+            help=f"The gateway. Default: the one that runs on the data directory, else {DEFAULT_URL}.",
+        ),
+        click.option(
+            "--data-dir",
+            type=click.Path(path_type=Path, file_okay=False),
+            expose_value=False,
+            is_eager=True,
+            callback=_here,
+            help=f"The gateway that runs there. Default: TOLLBRIDGE_DATA_DIR, else {DEFAULT_DATA_DIR}.",
         ),
     ):
         command = option(command)
@@ -60,10 +91,14 @@ def find_url(given: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """The gateway's REST address, without a slash at its end."""
     if given:
         return given.rstrip("/")
-    path = Path(environ.get("TOLLBRIDGE_DATA_DIR") or DEFAULT_DATA_DIR) / "ready.json"
+    return _running(Path(environ.get("TOLLBRIDGE_DATA_DIR") or DEFAULT_DATA_DIR)) or DEFAULT_URL
+
+
+def _running(data_dir: Path) -> str | None:
+    """What the gateway on this data directory says of itself."""
     with contextlib.suppress(OSError, msgspec.DecodeError, KeyError, TypeError):
-        return str(msgspec.json.decode(path.read_bytes())["rest"]).rstrip("/")
-    return DEFAULT_URL
+        return str(msgspec.json.decode((data_dir / "ready.json").read_bytes())["rest"]).rstrip("/")
+    return None
 
 
 class Remote:

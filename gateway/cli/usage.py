@@ -36,6 +36,8 @@ def command(session: str | None, day: str | None, url: str | None, key: str | No
 
 
 def show(out: Console, answer: Mapping[str, Any], *, session: str | None = None) -> None:
+    if session is not None and not answer["session"]["attempts"]:
+        out.print(f"nothing is known of a session {session} of this key", markup=False)
     rows = []
     for name in ("session", "day", "total"):
         counter = answer.get(name)

@@ -24,6 +24,18 @@ Messages: TypeAlias = str | Sequence[Json | pb.Message]
 #: What is asked: a question, messages, or a whole request.
 Asked: TypeAlias = Messages | pb.CompletionRequest
 
+#: What the vendors call some parameters, and what they are called here.
+_OURS: Final = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "max_new_tokens": "max_output_tokens",
+    "stop_sequences": "stop",
+    "user": "end_user",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "extra_body": "extra",
+}
+
 #: A double holds every whole number up to this one (2**53), and a Struct has only doubles.
 _EXACT: Final = 2**53
 
@@ -97,7 +109,8 @@ def request_of(asked: Asked, parameters: Mapping[str, Any]) -> pb.CompletionRequ
         request.messages.extend([_message(f"messages[{at}]", message) for at, message in enumerate(asked)])
     for name, value in parameters.items():
         if name not in Parameters.__annotations__:
-            raise refused(name, "no such parameter", code="unsupported_field")
+            meant = f": {_OURS[name]} is meant" if name in _OURS else ""
+            raise refused(name, f"no such parameter{meant}", code="unsupported_field")
         try:
             _set(request, name, value)
         except (TypeError, ValueError) as error:

@@ -232,9 +232,13 @@ _WHOSE: Final = frozenset({"key_id", "debit_id", "ticket_id"})
 
 
 def _without_others(group: Mapping[str, Any], key_id: str) -> dict[str, Any]:
-    """The group with its slots and queue, but without whose they are, where they are another key's."""
+    """
+    The group with its slots and queue, but without whose they are, where they are another key's; and without the names
+    of the environment variables that hold credentials.
+    """
     return {
         **group,
+        "floors": [{**floor, "credential": None} for floor in group.get("floors") or ()],
         **{
             name: [
                 one if one.get("key_id") == key_id else {**one, **dict.fromkeys(_WHOSE & one.keys())}

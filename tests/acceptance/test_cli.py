@@ -102,7 +102,10 @@ def test_a_file_is_submitted_watched_and_its_results_and_cost_are_shown(tollbrid
 
     used = json.loads(tollbridge("usage", "--session", "s1", "--json").stdout)
     assert Decimal(used["session"]["charged_usd"]) == cost > 0
-    assert f"${cost.normalize():f}" in tollbridge("usage", "--session", "s1").stdout
+    known = tollbridge("usage", "--session", "s1").stdout
+    assert f"${cost.normalize():f}" in known
+    assert "nothing is known" not in known
+    assert "nothing is known of a session [s2]" in tollbridge("usage", "--session", "[s2]").stdout
 
 
 def test_results_go_to_stdout_line_by_line(tollbridge, tmp_path):

@@ -106,7 +106,13 @@ class FakeGroups:
             for n, key in enumerate(self.keys)
         ]
         return [
-            {"group": "https://api.example:443", "spent": Decimal("0E-12"), "slots": slots, "waiting": waiting},
+            {
+                "group": "https://api.example:443",
+                "spent": Decimal("0E-12"),
+                "slots": slots,
+                "waiting": waiting,
+                "floors": [{"credential": "OPENAI_API_KEY", "cause": "rate_limited"}],
+            },
         ]
 
     async def reset(self, group: str) -> str:
@@ -595,6 +601,9 @@ async def test_whose_a_slot_or_a_place_is_only_administrators_and_its_own_key_ar
         assert slot["state"] == "active"
         assert (slot["key_id"] is None) == (slot["ticket_id"] is None) == (slot["debit_id"] is None)
     assert [waiting["debit_id"] for waiting in group["waiting"]] == waits
+    # The name of a variable is for whoever can set it.
+    told = "OPENAI_API_KEY" if key == "all" else None
+    assert group["floors"] == [{"credential": told, "cause": "rate_limited"}]
     for position, waiting in enumerate(group["waiting"], start=1):
         assert (waiting["position"], waiting["reason"]) == (position, "capacity")
         assert (waiting["key_id"] is None) == (waiting["debit_id"] is None)

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 
+import click
 import pytest
+from click.testing import CliRunner, Result
 
 from gateway.cli import remote
 from gateway.cli.failure import Failed
@@ -21,6 +23,26 @@ def test_without_a_usable_ready_file_it_is_the_default_address(tmp_path, content
     if content is not None:
         (tmp_path / "ready.json").write_bytes(content)
     assert remote.find_url(None, {"TOLLBRIDGE_DATA_DIR": str(tmp_path)}) == remote.DEFAULT_URL
+
+
+def test_a_data_directory_that_is_named_says_which_gateway_and_nothing_else_is_asked_instead(tmp_path):
+    @click.command()
+    @remote.options
+    def command(url: str | None, key: str | None, *, as_json: bool) -> None:
+        click.echo(f"{url} {key} {as_json}")
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(
+            command, arguments, env={"TOLLBRIDGE_URL": "http://other:1", "TOLLBRIDGE_API_KEY": None}
+        )
+
+    assert run().output == "http://other:1 None False\n"
+    absent = run("--data-dir", str(tmp_path))
+    assert absent.exit_code == 1
+    assert f"no gateway runs on {tmp_path}" in absent.output
+    (tmp_path / "ready.json").write_text(json.dumps({"rest": "http://127.0.0.1:1234", "grpc": "", "pid": 1}))
+    assert run("--data-dir", str(tmp_path)).output == "http://127.0.0.1:1234 None False\n"
+    assert run("--data-dir", str(tmp_path), "--url", "http://one:1").exit_code == 2
 
 
 def test_numbers_of_an_answer_stay_exact():

@@ -189,6 +189,12 @@ def test_what_is_not_understood_is_refused_with_its_path(
     assert (failed.value.dispatched, failed.value.attempts) == (False, 0)
 
 
+@pytest.mark.parametrize(("name", "meant"), [("max_tokens", "max_output_tokens"), ("user", "end_user")])
+def test_a_vendor_s_name_of_a_parameter_is_told_ours(name: str, meant: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"no such parameter: {meant} is meant"):
+        request_of("Hello?", {name: 5})
+
+
 @pytest.mark.parametrize(
     ("name", "word", "known"),
     [
