@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from adapters.chat import Audio, ChatRequest, Document, Image
+from adapters.chat import Audio, ChatRequest, Document, Image, Part
 
 
 class Capability(enum.StrEnum):
@@ -32,12 +32,15 @@ class Capability(enum.StrEnum):
     N = "n"
 
 
-#: The first field that shows a need; it is named to the caller.
+#: The part of a message that shows a need.
+_PARTS: Final[Mapping[Capability, type[Part]]] = {
+    Capability.IMAGES: Image,
+    Capability.DOCUMENTS: Document,
+    Capability.AUDIO: Audio,
+}
+#: The field that shows one of the others.
 FIELD: Final[Mapping[Capability, str]] = {
     Capability.TOOLS: "tools",
-    Capability.IMAGES: "messages",
-    Capability.DOCUMENTS: "messages",
-    Capability.AUDIO: "messages",
     Capability.JSON_SCHEMA: "response_format",
     Capability.JSON_OBJECT: "response_format",
     Capability.REASONING: "reasoning_effort",
@@ -106,6 +109,19 @@ _NATIVE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 def needs_of(chat: ChatRequest) -> frozenset[Capability]:
     """What the request needs, from its canonical form."""
     return frozenset(_needs(chat))
+
+
+def field_of(chat: ChatRequest, capability: Capability) -> str:
+    """The path of the first field that shows a need."""
+    kind = _PARTS.get(capability)
+    if kind is None:
+        return FIELD[capability]
+    return next(
+        f"messages[{i}].content[{j}]"
+        for i, message in enumerate(chat.messages)
+        for j, part in enumerate(message.content)
+        if isinstance(part, kind)
+    )
 
 
 def _needs(chat: ChatRequest) -> Iterator[Capability]:

@@ -19,7 +19,7 @@ import msgspec
 from adapters.contract import Endpoint
 from gateway.call import Call, Order, Unsupported
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, NoRoute
-from gateway.needs import DROPPABLE, FIELD, Capability, needs_of
+from gateway.needs import DROPPABLE, Capability, field_of, needs_of
 from gateway.ordering import Candidate, Latencies, ordered
 from gateway.outcome import LeftOut, RouteReport
 from gateway.policy import ANYTHING, Policy, lowest
@@ -462,7 +462,7 @@ def _nothing_left(call: Call, left_out: Sequence[LeftOut], missing: set[Capabili
         return InvalidRequest(
             f"no route of {wanted} can do what the request needs: {what} ({reasons})",
             code=Code.UNSUPPORTED_FIELD,
-            param=call.told_path(call.chat.written(FIELD[min(missing)])),
+            param=call.told_path(call.chat.written(field_of(call.chat, min(missing)))),
         )
     if (left_out and all(out.reason.startswith("not_qualified") for out in left_out)) or not left_out:
         return NoRoute(

@@ -9,6 +9,7 @@ limits of a body, authentication, the server itself) tells it through here.
 from __future__ import annotations
 
 import math
+import re
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired, Protocol
@@ -189,10 +190,15 @@ def told(error: GatewayError, request_id: str) -> ToldError:
         status=status,
         code=_code_of(error),
         type=error.status.type if status == error.status.http else None,
-        message=error.message if param is None or param in error.message else f"{param}: {error.message}",
+        message=error.message if param is None or _names(error.message, param) else f"{param}: {error.message}",
         param=param,
         request_id=request_id,
     )
+
+
+def _names(message: str, param: str) -> bool:
+    """The message names the field, as a word and not within one: `n` is in nearly every message."""
+    return re.search(rf"(?<![\w.]){re.escape(param)}(?![\w.])", message) is not None
 
 
 def _code_of(error: GatewayError) -> str:

@@ -763,3 +763,11 @@ def test_an_effort_that_is_left_to_the_provider_is_not_sent_to_one_that_has_no_s
         fields, dropped = _effort(provider, word, reasoning)
         assert word not in json.dumps(fields)
         assert dropped == ()
+
+
+def test_that_an_answer_is_to_be_text_asks_for_nothing() -> None:
+    request = PROTOCOLS["chat_completions"].parse_request(json.dumps(_chat(modalities=["text"])).encode())
+    assert all(_render(provider, request).dropped == () for provider in PROTOCOLS)
+    sound = PROTOCOLS["chat_completions"].parse_request(json.dumps(_chat(modalities=["text", "audio"])).encode())
+    with pytest.raises(RequestNotExpressible, match="modalities"):
+        _render("gemini", sound)

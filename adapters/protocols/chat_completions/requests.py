@@ -110,6 +110,9 @@ def parse_request(body: bytes) -> ChatRequest:
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
     _note_unread(fields, unmapped)
+    if "modalities" in fields and msgspec.json.decode(fields["modalities"]) == ["text"]:
+        # What every model answers in, where nothing else is asked for.
+        unmapped.remove("modalities")
     if wire.safety_identifier and wire.user and wire.user != wire.safety_identifier:
         unmapped.append("user")
     effort, budget = _reasoning_wanted(wire, unmapped)

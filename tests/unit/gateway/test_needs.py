@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from adapters.chat import ChatRequest, Image, Message, Role, Text
 from adapters.protocols import PROTOCOLS
-from gateway.needs import Capability, lacking, without
+from gateway.needs import Capability, field_of, lacking, without
 
 ASKED = PROTOCOLS["chat_completions"].parse_request(
     b'{"model":"m","messages":[{"role":"user","content":"x"}],"logprobs":true,"top_logprobs":2,'
@@ -24,3 +25,10 @@ def test_what_was_not_asked_for_is_not_told_as_dropped() -> None:
     left, names = lacking(without(ASKED, ["logprobs", "top_logprobs"]), frozenset({Capability.LOGPROBS}))
     assert names == ()
     assert left.seed == 1
+
+
+def test_a_part_that_shows_a_need_is_named_by_its_path():
+    picture = Image(url="https://x/a.png")
+    chat = ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="see"), picture)),), n=2)
+    assert field_of(chat, Capability.IMAGES) == "messages[0].content[1]"
+    assert field_of(chat, Capability.N) == "n"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.attempt import _last_event
-from gateway.errors import AdmissionRefused, AttemptedError, Code
+from gateway.errors import AdmissionRefused, AttemptedError, Code, InvalidRequest
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, error_headers, header_text, spoken
 from gateway.rest.apis import told as told_as
 from gateway.rest.chat import without_usage
@@ -80,3 +80,11 @@ def test_a_full_queue_may_always_be_asked_again() -> None:
     assert "x-should-retry" not in error_headers(full)
     late = AdmissionRefused("late", code=Code.PROVIDER_UNAVAILABLE, retry_after_s=600.0)
     assert error_headers(late)["x-should-retry"] == "false"
+
+
+def test_a_message_names_the_field_as_a_word_and_not_by_its_letters():
+    for param, message, said in (
+        ("n", "responses has no such field", "n: responses has no such field"),
+        ("top_k", "top_k is too much", "top_k is too much"),
+    ):
+        assert told_as(InvalidRequest(message, param=param), "r").message == said
