@@ -27,6 +27,8 @@ _SHOWN: dict[str, tuple[object, ...]] = {
     "terminal": ("none", "no_done"),
     "body": ("openai", "text", "html", "empty"),
     "refusal": (False,),
+    # The native shape has a field for it in whole answers of some models only: it would be counted and not shown.
+    "reasoning": (0,),
     "finish": (),
 }
 _END = Frame(b"data: [DONE]\n\n", proof=True)

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from adapters.simulator import faults
-from adapters.simulator.faults import Faults, Selector
+from adapters.simulator.dialects.workers_ai import WorkersAi
+from adapters.simulator.faults import NONE, Faults, Selector
 from adapters.simulator.requests import BadRequest
 
 
@@ -108,3 +110,11 @@ def test_it_is_up_after_its_time() -> None:
 
 def test_without_a_selector_all_are_struck() -> None:
     assert strikes(Selector(0.0), Faults(status=500))
+
+
+def test_thoughts_that_the_native_shape_of_workers_ai_would_count_and_not_show_are_refused():
+    dialect = WorkersAi()
+    dialect.check(NONE)
+    with pytest.raises(BadRequest) as refused:
+        dialect.check(msgspec.structs.replace(NONE, reasoning=9))
+    assert (refused.value.param, refused.value.code) == ("reasoning", "invalid_fault")
