@@ -101,7 +101,8 @@ def _limits(_ctx: click.Context, _option: click.Parameter, given: tuple[str, ...
     try:
         return msgspec.convert(named, Limits, strict=False)
     except msgspec.ValidationError as error:
-        raise click.BadParameter(f"should be NAME=NUMBER: {error}") from error
+        said, _, where = str(error).partition(" - at `$.")
+        raise click.BadParameter(f"{where.rstrip('`') or 'NAME=NUMBER'}: {said}") from error
 
 
 _SCOPES: Final = click.Choice([scope.value for scope in Scope])
@@ -375,7 +376,8 @@ def _failing() -> Iterator[None]:
     except config.ConfigFaults as faults:
         raise Failed(str(faults), hint="`tollbridge check` says the same.") from None
     except GatewayError as error:
-        raise Failed(error.message, code=error.code.value) from error
+        at = "" if error.param is None or error.param in error.message else f"{error.param}: "
+        raise Failed(at + error.message, code=error.code.value) from error
     except (database.DatabaseError, EmbeddedPostgresError) as error:
         raise Failed(str(error), code="control_store_unavailable") from error
 

@@ -30,6 +30,7 @@ from gateway.errors import AttemptedError, Code, GatewayError
 from gateway.outcome import Outcome
 
 #: What a repeated answer says of itself.
+ENDED_BEFORE: Final = "idempotency_key: the request under it has ended so before; nothing was sent for it now"
 REPLAYED: Final = "idempotency_key: this is the answer that was kept; nothing was sent for it now"
 
 #: Of what a call says beside the chat: what decides which answer it gets, and from whom. The others say for whom it is,
@@ -155,7 +156,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     @property
     def error(self) -> GatewayError:
         """To be raised. It asks nobody to come again: it will always be so."""
-        outcome = None if self.outcome is None else repeated(self.outcome)
+        outcome = None if self.outcome is None else repeated(self.outcome, ENDED_BEFORE)
         return AttemptedError(self.message, outcome=outcome, code=self.code, param=self.param)
 
 
@@ -221,8 +222,8 @@ def _together(response: R, native: bytes | None) -> R:
     return msgspec.structs.replace(response, native=None if native is None else msgspec.Raw(native))
 
 
-def repeated(outcome: Outcome) -> Outcome:
-    return msgspec.structs.replace(outcome, warnings=(*outcome.warnings, REPLAYED))
+def repeated(outcome: Outcome, warning: str = REPLAYED) -> Outcome:
+    return msgspec.structs.replace(outcome, warnings=(*outcome.warnings, warning))
 
 
 class Recording:

@@ -46,7 +46,7 @@ from gateway.errors import (
     StreamBroken,
 )
 from gateway.idempotency import Idempotency, IdempotencySettings
-from gateway.idempotency.kept import REPLAYED
+from gateway.idempotency.kept import ENDED_BEFORE, REPLAYED
 from gateway.idempotency.store import CallStore, Claim
 from gateway.outcome import Cost, Outcome
 from tests.fakes.line import CHARGED, COMPLETION, ENDS, FakeLine, attempt, outcome
@@ -426,7 +426,7 @@ async def test_how_a_call_ended_that_was_sent_is_told_again(world: World, error:
     assert told.outcome is not None
     assert error.outcome is not None
     assert told.outcome.cost == error.outcome.cost
-    assert REPLAYED in told.outcome.warnings
+    assert ENDED_BEFORE in told.outcome.warnings
     assert two.line.calls == []
 
 

@@ -48,3 +48,10 @@ def test_a_command_that_does_not_exist_is_wrong_usage_and_is_told_what_does():
     told = CliRunner().invoke(main, ["frob"])
     assert told.exit_code == 2
     assert "serve" in told.stderr
+
+
+@pytest.mark.parametrize(("limit", "named"), [("budget_day_usd=x", "budget_day_usd"), ("concurrency=x", "concurrency")])
+def test_a_limit_that_is_none_is_named(limit: str, named: str) -> None:
+    refused = CliRunner().invoke(main, ["keys", "create", "a", "--limit", limit])
+    assert refused.exit_code == 2
+    assert f"{named}: " in refused.stderr
