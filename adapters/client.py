@@ -36,6 +36,7 @@ from adapters.contract import (
     HttpRequest,
     StreamParser,
     UpstreamCall,
+    Way,
     WireProtocol,
 )
 from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
@@ -121,10 +122,33 @@ class Upstream:
             await self._session.close()
             self._session = None
 
+    def render(self, call: UpstreamCall | EmbeddingCall, way: Way) -> HttpRequest:
+        """
+        What that method would send. Raises `RequestNotExpressible`, also where the endpoint's protocol has no
+        embeddings, or no way to ask for a count.
+        """
+        if isinstance(call, EmbeddingCall):
+            return self._embedding(call.endpoint).render_embedding_request(call)
+        if way == "count":
+            return self._counting(call.endpoint).render_count_request(call)
+        return self._protocols[call.endpoint.protocol].render_request(call, stream=way == "stream")
+
+    def _embedding(self, endpoint: Endpoint) -> EmbeddingProtocol:
+        protocol = self._protocols[endpoint.protocol]
+        if not isinstance(protocol, EmbeddingProtocol):
+            raise RequestNotExpressible("model", f"{endpoint.protocol} has no embeddings")
+        return protocol
+
+    def _counting(self, endpoint: Endpoint) -> CountingProtocol:
+        protocol = self._protocols[endpoint.protocol]
+        if not isinstance(protocol, CountingProtocol):
+            raise RequestNotExpressible("model", f"{endpoint.protocol} does not count tokens")
+        return protocol
+
     async def complete(self, call: UpstreamCall) -> ChatResponse:
         """A whole answer. Runs only the clock for connecting and the deadline."""
         protocol = self._protocols[call.endpoint.protocol]
-        request = protocol.render_request(call, stream=False)
+        request = call.rendered or self.render(call, "complete")
         return await self._whole(call, request, protocol.parse_response)
 
     async def embed(self, call: EmbeddingCall) -> EmbeddingResponse:
@@ -132,10 +156,8 @@ class Upstream:
         A vector for each input. As `complete`, and raises `RequestNotExpressible` where the endpoint's protocol has no
         embeddings.
         """
-        protocol = self._protocols[call.endpoint.protocol]
-        if not isinstance(protocol, EmbeddingProtocol):
-            raise RequestNotExpressible("model", f"{call.endpoint.protocol} has no embeddings")
-        request = protocol.render_embedding_request(call)
+        protocol = self._embedding(call.endpoint)
+        request = call.rendered or self.render(call, "embed")
         answer = await self._whole(call, request, protocol.parse_embedding_response, _MAX_NUMBERS)
         if len(answer.vectors) != len(call.request.inputs):
             raise Broken("the answer has not one embedding for each input", code="malformed")
@@ -146,10 +168,8 @@ class Upstream:
         How many input tokens a request has. As `complete`, and raises `RequestNotExpressible` where the endpoint's
         protocol has no way to ask.
         """
-        protocol = self._protocols[call.endpoint.protocol]
-        if not isinstance(protocol, CountingProtocol):
-            raise RequestNotExpressible("model", f"{call.endpoint.protocol} does not count tokens")
-        request, parse = protocol.render_count_request(call), protocol.parse_count_response
+        parse = self._counting(call.endpoint).parse_count_response
+        request = call.rendered or self.render(call, "count")
         return await self._whole(call, request, lambda *answer: CountResponse(tokens=parse(*answer)))
 
     async def _whole(
@@ -185,7 +205,7 @@ class Upstream:
     async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
         """Dispatches on entry; an answer's head was received and is no error when it yields."""
         protocol = self._protocols[call.endpoint.protocol]
-        request = protocol.render_request(call, stream=True)
+        request = call.rendered or self.render(call, "stream")
         native = call.request.native
         clocks = call.endpoint.clocks
         clock = _Clock(call.deadline, clocks.first_byte_s, "first_byte_timeout")

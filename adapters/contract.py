@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -89,6 +89,8 @@ class UpstreamCall(msgspec.Struct, frozen=True, kw_only=True):
     #: A caller of the endpoint's own protocol wants the provider's stream as it came: see `adapters.chat.Native`. Where
     #: the request is in another protocol, or the provider answers with no event stream, there are none of these.
     relay: bool = False
+    #: As `Adapter.render` made it of the same call. None: it is made when it is sent.
+    rendered: HttpRequest | None = None
 
 
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +128,7 @@ class EmbeddingCall(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     request: EmbeddingRequest
     deadline: float
+    rendered: HttpRequest | None = None
 
 
 class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -298,8 +301,16 @@ class CountingProtocol(Protocol):
         ...
 
 
+#: What is wanted of a provider: a method of `Adapter`.
+Way: TypeAlias = Literal["complete", "embed", "count", "stream"]
+
+
 class Adapter(Protocol):
     """How the gateway talks to providers. Every method raises `ProviderError` or `RequestNotExpressible`."""
+
+    def render(self, call: UpstreamCall | EmbeddingCall, way: Way) -> HttpRequest:
+        """What that method would send for this call. Nothing is sent. Raises `RequestNotExpressible` alone."""
+        ...
 
     async def complete(self, call: UpstreamCall) -> ChatResponse:
         """A whole answer, or an error. Cancelling it closes the connection."""

@@ -12,6 +12,7 @@ of these slots would otherwise stay occupied until the hard deadline, at a cost 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +23,18 @@ import msgspec
 import structlog
 
 from adapters.chat import ChatResponse, Delta, Event, Finished, Native, TextDelta, ToolCallDelta, UsageReport, as_events
-from adapters.contract import Batch, CountResponse, EmbeddingCall, EmbeddingResponse, Endpoint, UpstreamCall, relayed
+from adapters.contract import (
+    Adapter,
+    Batch,
+    CountResponse,
+    EmbeddingCall,
+    EmbeddingResponse,
+    Endpoint,
+    HttpRequest,
+    UpstreamCall,
+    Way,
+    relayed,
+)
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected, RequestNotExpressible
 from adapters.limits import Remaining
 from adapters.protocols import PROTOCOLS
@@ -57,14 +69,68 @@ class Late(Exception):
     """The caller's deadline passed before the provider had answered."""
 
 
+class Asking:
+    """What a route is asked of a call. Made before there is a slot for it: what cannot be said there needs none."""
+
+    def __init__(self, call: Call, route: Route) -> None:
+        self.call = call
+        self.route = route
+        #: The request, without what the route cannot be told where that may be dropped.
+        self.chat = call.chat
+        #: Paths of what it is not sent, as the caller wrote them.
+        self.dropped: tuple[str, ...] = ()
+        self._drops = (call.options.unsupported or route.provider.unsupported) is Unsupported.DROP
+        if self._drops:
+            self.chat, names = lacking(call.chat, route.provider.cannot)
+            self.dropped = tuple(call.chat.written(name) for name in names)
+        #: What is sent. None: whoever sends it makes it, as a request that has to wait is not kept twice.
+        self.rendered: HttpRequest | None = None
+
+    def render(self, adapter: Adapter, way: Way) -> None:
+        """Raises `RequestNotExpressible`."""
+        call = self.upstream(math.inf) if self.call.embedding is None else self.embedding(math.inf)
+        self.rendered = adapter.render(call, way)
+
+    def upstream(self, deadline: float) -> UpstreamCall:
+        return UpstreamCall(
+            endpoint=self._endpoint,
+            model=self.route.model,
+            request=self.chat,
+            deadline=deadline,
+            relay=self.call.relay,
+            rendered=self.rendered,
+        )
+
+    def embedding(self, deadline: float) -> EmbeddingCall:
+        assert self.call.embedding is not None, "a call for embeddings says which"
+        return EmbeddingCall(
+            endpoint=self._endpoint,
+            model=self.route.model,
+            request=self.call.embedding,
+            deadline=deadline,
+            rendered=self.rendered,
+        )
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        endpoint, betas = self.route.endpoint, self.call.betas
+        if self._drops:
+            endpoint = msgspec.structs.replace(endpoint, drops=DROPPED_WORDS)
+        if not betas or endpoint.protocol != _WITH_BETAS:
+            return endpoint
+        own = [value for name, value in endpoint.headers.items() if name.lower() == _BETA_HEADER]
+        headers = {name: value for name, value in endpoint.headers.items() if name.lower() != _BETA_HEADER}
+        headers[_BETA_HEADER] = ",".join(dict.fromkeys([*own, *betas]))
+        return msgspec.structs.replace(endpoint, headers=headers)
+
+
 class Attempt:
     """A granted ticket on its way to an end. Not for use outside `opened`."""
 
-    def __init__(
-        self, call: Call, route: Route, lease: Lease, number: int, billing: Billing, *, streamed: bool
-    ) -> None:
-        self.call = call
-        self.route = route
+    def __init__(self, asking: Asking, lease: Lease, number: int, billing: Billing, *, streamed: bool) -> None:
+        self.asking = asking
+        self.call = call = asking.call
+        self.route = route = asking.route
         self.lease = lease
         self.number = number
         self.streamed = streamed
@@ -83,14 +149,8 @@ class Attempt:
         self.provider_request_id: str | None = None
         self.remaining: Remaining | None = None
         self.error: Exception | None = None
-        #: What this route is asked: the request, without what it cannot be told where that may be dropped.
-        self.chat = call.chat
         #: Paths of what it was not sent, as the caller wrote them.
-        self.dropped: tuple[str, ...] = ()
-        self._drops = (call.options.unsupported or route.provider.unsupported) is Unsupported.DROP
-        if self._drops:
-            self.chat, names = lacking(call.chat, route.provider.cannot)
-            self.dropped = tuple(call.chat.written(name) for name in names)
+        self.dropped = asking.dropped
         #: Kinds of content of the answer that no caller of another protocol gets.
         self.omitted: tuple[str, ...] = ()
         self._untold = Untold(_cannot_tell(call, route))
@@ -113,24 +173,12 @@ class Attempt:
     @property
     def upstream(self) -> UpstreamCall:
         """What the adapter is asked for."""
-        return UpstreamCall(
-            endpoint=self._endpoint,
-            model=self.route.model,
-            request=self.chat,
-            deadline=self._deadline,
-            relay=self.call.relay,
-        )
+        return self.asking.upstream(self._deadline)
 
     @property
     def embedding(self) -> EmbeddingCall:
         """What the adapter is asked for, where that is no chat."""
-        assert self.call.embedding is not None, "a call for embeddings says which"
-        return EmbeddingCall(
-            endpoint=self._endpoint,
-            model=self.route.model,
-            request=self.call.embedding,
-            deadline=self._deadline,
-        )
+        return self.asking.embedding(self._deadline)
 
     @property
     def _deadline(self) -> float:
@@ -139,18 +187,6 @@ class Attempt:
         if self.call.deadline is not None and not self.drain_s:
             deadline = min(deadline, self.call.deadline)
         return deadline
-
-    @property
-    def _endpoint(self) -> Endpoint:
-        endpoint, betas = self.route.endpoint, self.call.betas
-        if self._drops:
-            endpoint = msgspec.structs.replace(endpoint, drops=DROPPED_WORDS)
-        if not betas or endpoint.protocol != _WITH_BETAS:
-            return endpoint
-        own = [value for name, value in endpoint.headers.items() if name.lower() == _BETA_HEADER]
-        headers = {name: value for name, value in endpoint.headers.items() if name.lower() != _BETA_HEADER}
-        headers[_BETA_HEADER] = ",".join(dict.fromkeys([*own, *betas]))
-        return msgspec.structs.replace(endpoint, headers=headers)
 
     @property
     def start_s(self) -> float | None:
@@ -490,7 +526,7 @@ class Attempts:
 
     @asynccontextmanager
     async def opened(
-        self, call: Call, route: Route, lease: Lease, number: int, reports: list[AttemptReport], *, streamed: bool
+        self, asking: Asking, lease: Lease, number: int, reports: list[AttemptReport], *, streamed: bool
     ) -> AsyncIterator[Attempt]:
         """
         The lease ends with the block, whatever ends the block, or is handed to a task of ours; then the attempt is in
@@ -498,7 +534,7 @@ class Attempts:
 
         An attempt that ends by itself is settled with `settle` inside the block.
         """
-        attempt = Attempt(call, route, lease, number, self._billing, streamed=streamed)
+        attempt = Attempt(asking, lease, number, self._billing, streamed=streamed)
         try:
             yield attempt
         finally:

@@ -70,8 +70,8 @@ class Run:
         self.most_usd: dict[str, Decimal] = {}
         #: The groups whose attempts failed, in order.
         self.failed_in: list[str] = []
-        #: What the last attempt could not say that came to nothing for that.
-        self._inexpressible: RequestNotExpressible | None = None
+        #: By `route_id`, what a route could not be told.
+        self._unsaid: dict[str, tuple[Route, RequestNotExpressible]] = {}
         self.pauses = 0
         self.floor_s = 0.0
         #: In queues, over all attempts that got a slot.
@@ -138,6 +138,13 @@ class Run:
         if _code_of(refusal) in _SAME_EVERYWHERE:
             raise self._refusal(refusal, refusal.retry_after_s)
 
+    def cannot_be_said(self, route: Route, error: RequestNotExpressible) -> None:
+        """This route cannot be told what is asked: it is left out."""
+        self._unsaid[route.route_id] = (route, error)
+        self._left_out = [(known, out) for known, out in self._left_out if known != route.route_id]
+        reason = f"{Code.UNSUPPORTED_FIELD}: {self.call.told_path(error.path)}"
+        self._left_out.append((route.route_id, LeftOut(provider=route.provider.id, model=route.model, reason=reason)))
+
     def goes_on(self, attempt: Attempt, receipt: Receipt) -> bool:
         """After a failed attempt that is settled: may its route be tried again? Raises where nothing may."""
         error = attempt.error
@@ -150,9 +157,6 @@ class Run:
                 param=self._param_of(error, attempt.route),
                 outcome=self.outcome("failed", receipt=receipt),
             )
-        if isinstance(error, RequestNotExpressible):
-            self._inexpressible = error
-            return False
         if not receipt.acknowledged:
             # Without its acknowledgement the slot may still be ours: a second one could pass the limit.
             raise AllRoutesFailed(
@@ -316,11 +320,16 @@ class Run:
         )
 
     def _beside(self, refusals: Sequence[tuple[Refusal, Route | None]]) -> str:
-        """Of these the reasons, for the end of what is told of something else."""
+        """Of these, and of what could not be said, the reasons, for the end of what is told of something else."""
         reasons = [
             f"{route.provider.id}/{route.model}: {limits.told(refusal) or refusal.reason.value}"
             for refusal, route in refusals
             if route is not None
+        ]
+        reasons += [
+            f"{route.provider.id}/{route.model}: {Code.UNSUPPORTED_FIELD} "
+            f"({self.call.told_path(error.path)}: {error.reason})"
+            for route, error in self._unsaid.values()
         ]
         return f"; not tried: {'; '.join(reasons)}" if reasons else ""
 
@@ -346,12 +355,12 @@ class Run:
         return self._refusal(refusal, min(waits, default=None), told=told, cause=hold.cause.value)
 
     def _exhausted(self, retry_after_s: float | None = None) -> GatewayError:
+        if not self.reports and not self.refusals:
+            _, unsaid = list(self._unsaid.values())[-1]
+            param = self.call.told_path(unsaid.path) or None
+            return InvalidRequest(unsaid.reason, code=Code.UNSUPPORTED_FIELD, param=param)
         if not self.reports:
             return self._no_slot()
-        if all(report.status == "not_dispatched" and report.code == "unsupported_field" for report in self.reports):
-            assert self._inexpressible is not None, "such a report is of such an error"
-            path, reason = self._inexpressible.path, self._inexpressible.reason
-            return InvalidRequest(reason, code=Code.UNSUPPORTED_FIELD, param=self.call.told_path(path) or None)
         tried = "; ".join(_tried(report) for report in self.reports)
         stopped_by = self._stopped_by
         if stopped_by is not None and _code_of(stopped_by) in _OF_THE_KEY:
@@ -458,9 +467,9 @@ class Run:
 
 
 def _tried(report: AttemptReport) -> str:
-    """One attempt of those that failed. What could not be sent says what that was: a field, as the caller wrote it."""
+    """One attempt of those that failed."""
     told = f"{report.route.provider}/{report.route.model}: {report.http_status or report.status} {report.code or ''}"
-    return f"{told} ({report.message})" if report.code == Code.UNSUPPORTED_FIELD else told.rstrip()
+    return told.rstrip()
 
 
 _REFUSED: Final = {

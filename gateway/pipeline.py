@@ -15,13 +15,13 @@ from decimal import Decimal
 from typing import Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
-from adapters.contract import Adapter, CountResponse, EmbeddingResponse
+from adapters.contract import Adapter, CountResponse, EmbeddingResponse, Way
 from adapters.errors import Broken, ProviderError, Rejected, RequestNotExpressible
 from admission.contract import StoreUnavailable
 from admission.controller import Controller
-from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, new_id
+from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, Waiting, new_id
 from gateway.answer import SILENT, Ended, Item, Observer
-from gateway.attempt import Attempt, Attempts, Late, Receipt, intent
+from gateway.attempt import Asking, Attempt, Attempts, Late, Receipt, intent
 from gateway.billing import Billing
 from gateway.call import Call, Completion, Counted, Embedded
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
@@ -73,7 +73,7 @@ class Pipeline:
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
-            attempt, first = await self._serve(run, observer, stack, self._first_content, streamed=True)
+            attempt, first = await self._serve(run, observer, stack, self._first_content, "stream")
             items = self._items(run, attempt, first)
             stack.push_async_callback(items.aclose)
             yield items
@@ -81,7 +81,7 @@ class Pipeline:
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, observer, stack, self._whole_answer, streamed=False)
+            attempt, response = await self._serve(run, observer, stack, self._whole_answer, "complete")
             await observer.completed(response, attempt.number)
             receipt = await self._attempts.settle(attempt, run.reports)
             return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
@@ -89,7 +89,7 @@ class Pipeline:
     async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, observer, stack, self._vectors, streamed=False)
+            attempt, response = await self._serve(run, observer, stack, self._vectors, "embed")
             await observer.completed(response, attempt.number)
             receipt = await self._attempts.settle(attempt, run.reports)
             return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
@@ -97,30 +97,41 @@ class Pipeline:
     async def count(self, call: Call) -> Counted:
         run = Run(call, self._settings)
         async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, SILENT, stack, self._tokens, streamed=False)
+            attempt, response = await self._serve(run, SILENT, stack, self._tokens, "count")
             receipt = await self._attempts.settle(attempt, run.reports)
             return Counted(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     # ---------------------------------------------------------------- before the commit point
 
     async def _serve(
-        self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T], *, streamed: bool
+        self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T], way: Way
     ) -> tuple[Attempt, T]:
-        """The first route that gets to content. What it holds open goes onto `stack`."""
+        """
+        The first route that gets to content. What it holds open goes onto `stack`.
+
+        What a route cannot be told is found before a slot is asked for: it takes no place, no probe and no rate.
+        """
+        streamed = way == "stream"
         plan = self._router.plan(run.call, streamed=streamed)
         routes = run.planned(plan)
         while True:
             again: list[Route] = []
             for place, route in enumerate(routes):
                 last = place == len(routes) - 1 and not again
-                lease = await self._admit(run, route, observer, last=last)
+                asking = Asking(run.call, route)
+                try:
+                    asking.render(self._adapter, way)
+                except RequestNotExpressible as error:
+                    run.cannot_be_said(route, error)
+                    continue
+                lease = await self._admit(run, asking, observer, last=last)
                 if isinstance(lease, Refusal):
                     run.refused(lease, route)
                     continue
                 run.queued_s += lease.queued_s
                 async with AsyncExitStack() as trial:
                     attempt = await trial.enter_async_context(
-                        self._attempts.opened(run.call, route, lease, run.number, run.reports, streamed=streamed)
+                        self._attempts.opened(asking, lease, run.number, run.reports, streamed=streamed)
                     )
                     await observer.dispatching(attempt.number)
                     await self._recheck(run, lease)
@@ -147,9 +158,16 @@ class Pipeline:
                     again.append(route)
             routes = await run.pause(again)
 
-    async def _admit(self, run: Run, route: Route, observer: Observer, *, last: bool) -> Lease | Refusal:
+    async def _admit(self, run: Run, asking: Asking, observer: Observer, *, last: bool) -> Lease | Refusal:
         """One ticket for one route. Only the patient one waits through a cooldown: others leave it to the next."""
-        call, provider = run.call, route.provider
+        call, route = run.call, asking.route
+        provider = route.provider
+
+        def queued(waiting: Waiting) -> None:
+            # As many as wait would be kept twice: it is made again when it is sent.
+            asking.rendered = None
+            observer.queued(waiting)
+
         patience = provider.queue_timeout_s
         if not last and call.options.spill_after_s is not None:
             patience = min(patience, call.options.spill_after_s)
@@ -191,7 +209,7 @@ class Pipeline:
                         billing=self._billing,
                     ),
                 ),
-                observer.queued,
+                queued,
             )
             if isinstance(answer, Refusal):
                 run.number -= not answer.used

@@ -323,15 +323,12 @@ async def test_embeddings_fail_over_and_pass_over_who_has_none_and_are_settled(d
         await there.line.audit()
     assert (status, got) == (200, vectors)
     assert headers["x-tollbridge-route"] == "q/upstream"
-    assert headers["x-tollbridge-attempts"] == "3"
+    assert headers["x-tollbridge-attempts"] == "2"
     assert headers["x-tollbridge-cost-usd"] == "0.00002"
     assert packed["data"][0]["embedding"] == "AAAAPwAAgL4="
-    assert [(row["provider"], row["state"]) for row in rows[:3]] == [
-        ("other", "zero"),
-        ("p", "zero"),
-        ("q", "charged"),
-    ]
-    assert (rows[2]["input_total"], rows[2]["output_total"]) == (1000, 0)
+    assert [(row["provider"], row["state"]) for row in rows[:2]] == [("p", "zero"), ("q", "charged")]
+    assert "unsupported_field: model" in rows[0]["left_out"]
+    assert (rows[1]["input_total"], rows[1]["output_total"]) == (1000, 0)
 
 
 async def test_a_count_of_tokens_is_the_providers_and_is_settled_as_zero(database_url, tmp_path):

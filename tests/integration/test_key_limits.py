@@ -19,7 +19,7 @@ from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from gateway import database
 from gateway.call import Call
-from gateway.errors import AdmissionRefused, AttemptedError, Code, NoRoute
+from gateway.errors import AdmissionRefused, AttemptedError, Code, InvalidRequest, NoRoute
 from gateway.keys.store import KeyStore
 from tests.fakes.simulated import SimulatedProvider, simulated
 from tests.fakes.whole_line import CALLER, KEY, Heard, WholeLine, call, read, whole_line
@@ -273,6 +273,22 @@ async def test_what_is_left_of_a_minute_is_told_less_what_is_at_work(database_ur
         assert tokens == 40000000
         await pool.execute("update control.ticket set tokens = 200000000")
         assert (await left())[1] == 0
+
+
+async def test_what_no_route_can_be_told_takes_no_slot_and_no_rate_and_waits_for_nothing(world: World):
+    await world.limit(requests_per_minute=6)
+    await world.first.set_faults(status=503)
+    for _ in range(5):
+        assert await world.asked("m", budgeted=False) == "complete"
+    # The breaker of the first is open, for longer than this test may take. Chat Completions counts no tokens.
+    before = await world.line.rows("select * from control.invocation")
+    for model in ("m", "only", "nobodys") * 2:
+        with pytest.raises(InvalidRequest) as told:
+            async with asyncio.timeout(120):
+                await world.line.pipeline.count(of_a_limited_key(model, budgeted=False))
+        assert (told.value.code, told.value.param) == (Code.UNSUPPORTED_FIELD, "model")
+    assert await world.line.rows("select * from control.invocation") == before
+    assert await world.asked("only", budgeted=False) == "complete"
 
 
 async def test_two_groups_cannot_pass_one_budget_together(database_url: str):
