@@ -33,7 +33,7 @@ _F, _O, _T = ErrorClass.FATAL, ErrorClass.OURS, ErrorClass.TRANSIENT
         (401, 10000, (_O, False, True)),
         (403, 9109, (_O, False, True)),
         (400, 6003, (_O, False, True)),
-        (404, 7003, (_O, False, True)),
+        (404, 7003, (_O, False, False)),
         (403, 5018, (_O, False, False)),
         (403, 5016, (_O, False, False)),
         (403, 3041, (_O, False, False)),

@@ -244,9 +244,9 @@ def test_a_setting_that_cannot_be_is_told_with_its_path(tmp_path: Path, text: st
 
 NEEDS: list[tuple[str, ChatRequest, str]] = [
     ("tools", chat(tools=(Tool(name="t"),)), "tools"),
-    ("images", chat(Image(url="https://h/x.png")), "messages"),
-    ("documents", chat(Document(file_id="f")), "messages"),
-    ("audio", chat(Audio(data=b"", format="wav")), "messages"),
+    ("images", chat(Image(url="https://h/x.png")), "messages[0].content[0]"),
+    ("documents", chat(Document(file_id="f")), "messages[0].content[0]"),
+    ("audio", chat(Audio(data=b"", format="wav")), "messages[0].content[0]"),
     ("json_schema", chat(response_format=ResponseFormat(kind="json_schema")), "response_format"),
     ("json_object", chat(response_format=ResponseFormat(kind="json_object")), "response_format"),
     ("reasoning", chat(reasoning_effort="low"), "reasoning_effort"),
