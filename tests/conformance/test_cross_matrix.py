@@ -181,6 +181,8 @@ CARRYING: dict[str, dict[str, Any]] = {
 
 
 def _thinking(call: UpstreamCall) -> UpstreamCall:
+    if call.endpoint.protocol == "workers_ai":
+        return call  # it has no place for thoughts
     effort = {"reasoning": "effort"} if call.endpoint.protocol == "responses" else {}
     endpoint = msgspec.structs.replace(call.endpoint, **effort)
     return msgspec.structs.replace(call, endpoint=endpoint, model="sim-reasoning")

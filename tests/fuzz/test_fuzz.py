@@ -125,7 +125,7 @@ class _Slow(ChatStream):
     @override
     def feed(self, data: bytes) -> Batch:
         self._seen += data
-        for _ in range(5):
+        for _ in range(12):
             self._seen.count(b"x")
         return super().feed(data)
 
