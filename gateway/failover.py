@@ -151,10 +151,13 @@ class Run:
         self._stopped_by = None
         self.failed_in.append(attempt.lease.group)
         if isinstance(error, Rejected) and error.error_class is ErrorClass.FATAL:
-            said = classify.told(error.said or "", attempt.route.endpoint.headers.values())
+            said = classify.told(error.said or "", attempt.route.endpoint.headers.values()) or error.message
+            param = self._param_of(error, attempt.route)
+            if param is None and error.param is not None and error.param not in said:
+                said = f"its field {error.param}: {said}"
             raise UpstreamRejected(
-                f"{attempt.route.provider.id} refused the request: {said or error.message}",
-                param=self._param_of(error, attempt.route),
+                f"{attempt.route.provider.id} refused the request: {said}",
+                param=param,
                 outcome=self.outcome("failed", receipt=receipt),
             )
         if not receipt.acknowledged:

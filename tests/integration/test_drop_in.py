@@ -179,6 +179,26 @@ async def test_a_refusal_has_the_providers_words_for_the_caller_alone_and_never_
         assert "temperature' beside" not in kept
 
 
+async def test_a_field_that_the_provider_names_apart_is_in_the_message_too(database_url, tmp_path):
+    """Many clients show nothing but the message; and in another format than the provider's it is no `param`."""
+
+    async def refuses(exchange: Exchange) -> None:
+        body = {"error": {"message": "Expected at most 2.", "type": "invalid_request_error", "param": "temperature"}}
+        await exchange.answer(json.dumps(body).encode(), status=400)
+
+    async with world(database_url, tmp_path, refuses) as there:
+        for path, body in (
+            ("/v1/chat/completions", {"model": "m", "messages": CHAT["messages"]}),
+            ("/v1/messages", {"model": "m", "messages": CHAT["messages"], "max_tokens": 9}),
+            ("/v1/responses", {"model": "m", "input": "hi"}),
+        ):
+            status, answer, _ = await there.ask(path, body)
+            message = json.loads(answer)["error"]["message"]
+            assert status == 400
+            assert "temperature" in message
+            assert "Expected at most 2." in message
+
+
 async def test_a_stream_of_one_protocol_passes_in_the_providers_own_bytes(database_url, tmp_path):
     async with world(database_url, tmp_path, streamed) as there:
         options = {"stream": True, "stream_options": {"include_usage": True}}
