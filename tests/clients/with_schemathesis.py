@@ -34,7 +34,8 @@ def every_answer_is_in_the_published_document() -> None:
     command = [
         str(Path(sys.executable).with_name("schemathesis")),
         *("--config-file", str(HERE / "schemathesis.toml"), "run", f"{URL}/openapi.json", "--no-color"),
-        *("--header", f"Authorization: Bearer {KEY}", "--workers", "2", "--output-sanitize", "false"),
+        # One worker: two share caches of the library that makes the examples, and those are not made for threads.
+        *("--header", f"Authorization: Bearer {KEY}", "--workers", "1", "--output-sanitize", "false"),
         *("--seed", SEED, "--max-time", str(SECONDS), "--max-examples", str(max(5, SECONDS))),
     ]
     if "report" in ASKED:
