@@ -39,7 +39,7 @@ from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
 from adapters.limits import Remaining
 from adapters.protocols import PROTOCOLS
 from adapters.telling import Untold
-from admission.lease import Ending, Lease, Settlement, Verdict
+from admission.lease import Ending, Lease, Settlement, Verdict, Waiting
 from gateway.billing import Billing, total
 from gateway.call import Call, Unsupported
 from gateway.needs import DROPPED_WORDS, lacking
@@ -57,6 +57,9 @@ T = TypeVar("T")
 
 #: What every format has a place for, and most of a stream is.
 _SAID_BY_ALL: Final = (TextDelta, ToolCallDelta)
+
+#: While these are the reason of a wait nobody is let through, however few are at work.
+_COOLING: Final = frozenset({"cooldown", "rate_limited", "credential_rejected", "quota_exhausted"})
 
 _CLOCKS: Final = ("first_byte_timeout", "gap_timeout", "deadline")
 
@@ -83,6 +86,9 @@ class Asking:
         if self._drops:
             self.chat, names = lacking(call.chat, route.provider.cannot)
             self.dropped = tuple(call.chat.written(name) for name in names)
+        #: Seconds of the wait for its slot in which nobody was let through.
+        self.cooldown_s = 0.0
+        self._cooling_since: float | None = None
         #: What is sent. None: whoever sends it makes it, as a request that has to wait is not kept twice.
         self.rendered: HttpRequest | None = None
 
@@ -90,6 +96,20 @@ class Asking:
         """Raises `RequestNotExpressible`."""
         call = self.upstream(math.inf) if self.call.embedding is None else self.embedding(math.inf)
         self.rendered = adapter.render(call, way)
+
+    def waits(self, waiting: Waiting) -> None:
+        """It has to wait, or the reason for it has changed."""
+        # As many as wait would be kept twice: it is made again when it is sent.
+        self.rendered = None
+        self.waited()
+        if waiting.reason in _COOLING:
+            self._cooling_since = time.monotonic()
+
+    def waited(self) -> None:
+        """Its wait is over, or goes on for another reason."""
+        if self._cooling_since is not None:
+            self.cooldown_s += time.monotonic() - self._cooling_since
+            self._cooling_since = None
 
     def upstream(self, deadline: float) -> UpstreamCall:
         return UpstreamCall(
@@ -484,7 +504,10 @@ class Attempt:
             error_class=None if error is None else error.error_class.value,
             error_code=None if error is None else _kept(error.code),
             http_status=None if error is None else error.status,
+            list_usd=None if cost.list_usd is None else decimal_string(cost.list_usd),
+            flags=cost.flags,
             queued_ms=round(self.lease.queued_s * 1000),
+            cooldown_ms=round(self.asking.cooldown_s * 1000) or None,
             first_byte_ms=None if self.first_byte_s is None else round(self.first_byte_s * 1000),
             total_ms=round((time.monotonic() - self.started_at) * 1000),
         )
@@ -659,11 +682,12 @@ def intent(
     *,
     left_out: Sequence[LeftOut],
     created_at: str,
-    failed: AttemptReport | None,
+    reports: Sequence[AttemptReport],
     billing: Billing,
 ) -> bytes:
     """What the ledger is to know of an attempt should nobody live to tell its end."""
     options = call.options
+    failed = reports[-1] if reports else None
     bound, version = billing.bound(call, route)
     return msgspec.json.encode(
         Intent(
@@ -678,6 +702,7 @@ def intent(
             protocol=route.endpoint.protocol,
             fallback_index=route.fallback_index,
             is_fallback=route.fallback_index > 0,
+            retries=sum(report.route == route.report for report in reports),
             class_=options.klass.name.lower(),
             failed_provider=None if failed is None else failed.route.provider,
             failure_reason=None if failed is None else failed.code or failed.status,

@@ -182,4 +182,6 @@ def _cost(charge: cost.Charge) -> Cost:
         upper_bound_usd=charge.upper_bound,
         price_version=charge.price_version,
         reason=None if charge.reason is None else charge.reason.value,
+        list_usd=charge.list_usd,
+        flags=tuple(flag.value for flag in charge.flags),
     )

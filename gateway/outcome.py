@@ -42,6 +42,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     price_version: str | None = None
     #: Why it is zero or unknown.
     reason: str | None = None
+    #: Our own figure, where the provider's won.
+    list_usd: Decimal | None = None
+    #: What was odd in what the provider reported.
+    flags: tuple[str, ...] = ()
 
 
 class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):

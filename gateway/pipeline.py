@@ -164,8 +164,7 @@ class Pipeline:
         provider = route.provider
 
         def queued(waiting: Waiting) -> None:
-            # As many as wait would be kept twice: it is made again when it is sent.
-            asking.rendered = None
+            asking.waits(waiting)
             observer.queued(waiting)
 
         patience = provider.queue_timeout_s
@@ -205,12 +204,13 @@ class Pipeline:
                         route,
                         left_out=run.left_out,
                         created_at=run.created_at,
-                        failed=run.failed,
+                        reports=run.reports,
                         billing=self._billing,
                     ),
                 ),
                 queued,
             )
+            asking.waited()
             if isinstance(answer, Refusal):
                 run.number -= not answer.used
                 if answer.reason is RefusalReason.LAPSED:

@@ -33,6 +33,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fallback_index: int
     is_fallback: bool
     class_: str = msgspec.field(name="class")
+    #: Attempts of its request that came before it at the same route.
+    retries: int = 0
     failed_provider: str | None = None
     failure_reason: str | None = None
     left_out: list[dict[str, str]] | None = None
@@ -72,7 +74,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_class: str | None = None
     error_code: str | None = None
     http_status: int | None = None
+    #: Our own figure, where the provider's won.
+    list_usd: str | None = None
+    #: What was odd in what the provider reported: `metering.cost.Flag`.
+    flags: tuple[str, ...] = ()
     queued_ms: int | None = None
+    #: The part of it in which nobody was let through.
+    cooldown_ms: int | None = None
     first_byte_ms: int | None = None
     total_ms: int | None = None
 

@@ -68,7 +68,7 @@ async def test_an_answer_that_was_stored_is_charged_after_its_process_died(datab
                     plan.routes[0],
                     left_out=plan.left_out,
                     created_at=datetime.now(UTC).isoformat(),
-                    failed=None,
+                    reports=(),
                     billing=billing,
                 ),
             )

@@ -31,7 +31,8 @@ begin
         requested_model, route_id, provider, upstream_model, protocol, served_model, provider_request_id, is_fallback,
         fallback_index, failed_provider, failure_reason, left_out, input_total, cache_read, cache_write_5m,
         cache_write_1h, output_total, reasoning, usd, upper_bound_usd, cost_reason, price_version, status, ended,
-        error_class, error_code, http_status, created_at, queued_ms, first_byte_ms, total_ms)
+        error_class, error_code, http_status, created_at, queued_ms, cooldown_ms, first_byte_ms, total_ms, retries,
+        service_tier, list_usd, flags, resolved_by, note, evidence)
     select l.ticket_id,
            case when l.was = 'open' then 0 else coalesce((l.facts ->> 'correction')::integer, 0) + 1 end,
            l.granted_at, clock_timestamp(), l.day, l.key_id, l.debit_id, l.attempt, l.group_id, l.state,
@@ -43,7 +44,8 @@ begin
            case l.state when 'charged' then x.usd when 'zero' then 0 end,
            case when l.state = 'unknown' then x.upper_bound_usd end,
            x.cost_reason, x.price_version, x.status, x.ended, x.error_class, x.error_code, x.http_status,
-           x.created_at, x.queued_ms, x.first_byte_ms, x.total_ms
+           x.created_at, x.queued_ms, x.cooldown_ms, x.first_byte_ms, x.total_ms, coalesce(x.retries, 0), x.service_tier,
+           x.list_usd, x.flags, x.resolved_by, x.note, x.evidence
       from unnest(v_lines) l,
            jsonb_to_record(l.facts) as x (
                request_id text, transport text, session_id text, scope_id text, run_id text, step_id text, skill text,
@@ -53,11 +55,20 @@ begin
                input_total bigint, cache_read bigint, cache_write_5m bigint, cache_write_1h bigint,
                output_total bigint, reasoning bigint, usd numeric, upper_bound_usd numeric, cost_reason text,
                price_version text, status text, ended text, error_class text, error_code text, http_status smallint,
-               created_at timestamptz, queued_ms integer, first_byte_ms integer, total_ms integer)
+               created_at timestamptz, queued_ms integer, cooldown_ms integer, first_byte_ms integer, total_ms integer,
+               retries smallint, service_tier text, list_usd numeric, flags jsonb, resolved_by uuid, note text,
+               evidence text)
     ), line as materialized (
-        -- What the counters need of each, looked up once: by the counter it would be five times.
-        select l.ticket_id, l.day, l.day::text as day_name, l.key_id::text as key_name,
+        -- What the counters need of each, looked up once: by the counter it would be many times.
+        select l.ticket_id, l.day, l.day::text as day_name, l.key_id, l.key_id::text as key_name,
+               l.key_id || '/' || l.day as key_day_name, l.facts ->> 'session_id' as session_id,
                l.key_id || '/' || (l.facts ->> 'session_id') as session_name,
+               array[coalesce(l.facts ->> 'provider', ''), coalesce(l.facts ->> 'requested_model', ''),
+                     coalesce(l.facts ->> 'upstream_model', '')] as route,
+               case when l.facts ? 'run_id' then array[l.facts ->> 'run_id'] end as run,
+               case when l.facts ? 'step_id' then array[coalesce(l.facts ->> 'run_id', ''), l.facts ->> 'step_id'] end
+                   as step,
+               l.facts -> 'tags' as tags,
                case when l.state = 'charged' then (l.facts ->> 'usd')::numeric else 0 end as charged_usd,
                (l.was = 'open')::int as attempts,
                (l.state = 'unknown')::int - (l.was = 'unknown')::int as unknown_attempts,
@@ -73,14 +84,24 @@ begin
                    - coalesce((l.facts ->> 'was_output_total')::bigint, 0) as output_tokens
           from unnest(v_lines) l
     ), raised as (
-        insert into control.counter as c (kind, name, shard, charged_usd, attempts, unknown_attempts,
+        insert into control.counter as c (kind, name, shard, day, key_id, names, charged_usd, attempts, unknown_attempts,
                                           unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
-        select k.kind, k.name, p_shard, sum(l.charged_usd), sum(l.attempts), sum(l.unknown_attempts),
-               sum(l.unknown_upper_bound_usd), sum(l.unbounded_attempts), sum(l.input_tokens), sum(l.output_tokens)
+        select k.kind, k.name, p_shard, min(k.day), (array_agg(k.key_id))[1], min(k.names), sum(l.charged_usd),
+               sum(l.attempts), sum(l.unknown_attempts), sum(l.unknown_upper_bound_usd), sum(l.unbounded_attempts),
+               sum(l.input_tokens), sum(l.output_tokens)
           from line l
          cross join lateral (
-            values ('total', ''), ('day', l.day_name), ('key', l.key_name), ('key_day', l.key_name || '/' || l.day_name),
-                   ('session', l.session_name)) as k (kind, name)
+            values ('total', '', null::date, null::uuid, null::text[]),
+                   ('day', l.day_name, null, null, null),
+                   ('key', l.key_name, null, null, null),
+                   ('key_day', l.key_day_name, null, null, null),
+                   ('session', l.session_name, null, l.key_id, array[l.session_id]),
+                   ('route_day', l.key_day_name || l.route::text, l.day, l.key_id, l.route),
+                   ('run_day', l.key_day_name || l.run::text, l.day, l.key_id, l.run),
+                   ('step_day', l.key_day_name || l.step::text, l.day, l.key_id, l.step)
+            union all
+            select 'tag_day', l.key_day_name || array[t.key, t.value]::text, l.day, l.key_id, array[t.key, t.value]
+              from jsonb_each_text(l.tags) t) as k (kind, name, day, key_id, names)
          where k.name is not null
          group by k.kind, k.name
          order by k.kind, k.name
