@@ -10,7 +10,9 @@ gateway.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -46,6 +48,9 @@ LAST = ("schemathesis",)
 #: The oldest major version of Node that the packages of `ai-sdk` take.
 NODE = 18
 SKIPPED = -1
+#: How much of an error is told again at the end, in characters, and how much of a gateway's log beside it.
+TOLD = 1200
+LOGGED = 3000
 #: What the frameworks would tell to others is not told; the scenarios see to it that nobody else is reached.
 SILENCE = {
     "DO_NOT_TRACK": "1",
@@ -173,8 +178,28 @@ def free_port() -> int:
 
 
 class Result(NamedTuple):
+    client: str
     status: int
     rows: str
+
+    @property
+    def failed(self) -> bool:
+        return self.status not in {0, NONE_CHOSEN, SKIPPED}
+
+    def why(self) -> str:
+        """The rows that failed with their errors, each error without its middle if it is long."""
+        passed = re.compile(rf"{re.escape(self.client)} .* (ok +[0-9.]+ s|SKIPPED) +\S+")
+        parts: list[list[str]] = []
+        for line in self.rows.splitlines():
+            if passed.fullmatch(line):
+                parts.append([])
+            elif not parts or line.startswith(f"{self.client} "):
+                parts.append([line])
+            else:
+                parts[-1].append(line)
+        texts = ["\n".join(part) for part in parts if part]
+        short = [text if len(text) <= TOLD else f"{text[: TOLD // 2]}\n...\n{text[-TOLD // 2 :]}" for text in texts]
+        return "\n".join([f"{self.client} ended with status {self.status}", *short])
 
 
 async def scenarios(client: str, words: list[str], environ: dict[str, str], data: Path) -> Result:
@@ -184,7 +209,7 @@ async def scenarios(client: str, words: list[str], environ: dict[str, str], data
     if not (home / ".ready").exists():
         assert script.endswith(".mjs"), f"{home} is not set up: run make test-clients"
         why = f"all of them: {home.name} is not set up, which needs Node {NODE} or newer and npm"
-        return Result(SKIPPED, f"{client:<14} {'-':<15} {'SKIPPED':<12} {why}\n")
+        return Result(client, SKIPPED, f"{client:<14} {'-':<15} {'SKIPPED':<12} {why}\n")
     if script.endswith(".mjs"):
         # Node looks for packages beside the script.
         shutil.copy(HERE / script, home)
@@ -206,15 +231,15 @@ async def scenarios(client: str, words: list[str], environ: dict[str, str], data
         async with asyncio.timeout(patience_s):
             while more := await process.stdout.read(65536):
                 said += more
-            return Result(await process.wait(), said.decode())
+            return Result(client, await process.wait(), said.decode())
     except TimeoutError:
         process.kill()
         await process.wait()
-        return Result(1, f"{said.decode()}{client} took longer than {patience_s} s\n")
+        return Result(client, 1, f"{said.decode()}{client} took longer than {patience_s} s\n")
 
 
-async def beside(gateway: str, clients: list[str], words: list[str], *, at_once: bool) -> list[int]:
-    """The exit status of each of these clients at a gateway and a provider of their own; `gateway`: what it is told."""
+async def beside(gateway: str, clients: list[str], words: list[str], *, at_once: bool) -> list[Result]:
+    """What became of these clients at a gateway and a provider of their own; `gateway`: what it is told."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-clients-")))
         provider = await stack.enter_async_context(simulated_process())
@@ -237,26 +262,24 @@ async def beside(gateway: str, clients: list[str], words: list[str], *, at_once:
         }
         turns = asyncio.Semaphore(len(clients) if at_once else 1)
 
-        async def one(client: str) -> int:
+        def tell(result: Result) -> Result:
+            print(result.rows, end="", flush=True)
+            if result.failed:
+                # What was logged until now: the clients that come after it have not yet been there.
+                print(process.log.read_text()[-LOGGED:], flush=True)
+            return result
+
+        async def one(client: str) -> Result:
             async with turns:
                 data = directory / f"{client}-data"
                 data.mkdir()
-                result = await scenarios(client, words, environ, data)
-                print(result.rows, end="", flush=True)
-                return result.status
+                return tell(await scenarios(client, words, environ, data))
 
-        statuses = await asyncio.gather(*map(one, clients))
+        results = await asyncio.gather(*map(one, clients))
         # Whatever a client made of it: a fault of the gateway's own is none of the answers that it may give.
         if faults := process.lines("gateway.request_fault"):
-            print(*faults, sep="\n")
-            statuses.append(1)
-        if any(map(failing, statuses)):
-            print(process.log.read_text()[-3000:])
-        return statuses
-
-
-def failing(status: int) -> bool:
-    return status not in {0, NONE_CHOSEN, SKIPPED}
+            results.append(tell(Result("gateway", 1, "".join(f"{json.dumps(fault)}\n" for fault in faults))))
+        return results
 
 
 async def run(names: list[str], words: list[str]) -> int:
@@ -269,16 +292,19 @@ async def run(names: list[str], words: list[str]) -> int:
         sides.append(beside(IMPATIENT, alone, words, at_once=False))
     if others:
         sides.append(beside("", others, words, at_once=True))
-    statuses = [status for side in await asyncio.gather(*sides) for status in side]
+    results = [result for side in await asyncio.gather(*sides) for result in side]
     if last:
-        statuses += await beside(IMPATIENT, last, words, at_once=False)
-    failed = sum(map(failing, statuses))
+        results += await beside(IMPATIENT, last, words, at_once=False)
+    statuses = {result.status for result in results}
+    failed = [result for result in results if result.failed]
     if failed:
-        print(f"{failed} of {len(names)} clients failed")
+        # Last, where whoever keeps only the end of what was printed finds it.
+        print(*(result.why() for result in failed), sep="\n")
+        print(f"failed: {', '.join(result.client for result in failed)} (of {len(names)} clients)")
     elif 0 not in statuses:
         print("nothing was run" if SKIPPED in statuses else f"no scenario has {' or '.join(words)} in its name")
         return 1
-    return failed
+    return len(failed)
 
 
 def main() -> None:

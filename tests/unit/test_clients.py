@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.clients.__main__ import TOLD, Result
+
 ROOT = Path(__file__).parents[2]
 STRAYING = """
 import socket, urllib.request
@@ -57,3 +59,28 @@ def test_the_versions_in_the_documents_are_those_that_are_tried():
         tried.update(re.findall(r"^([\w-]+)==([\d.]+)", text, re.MULTILINE))
     assert len(told) == 12
     assert told == {name: tried[name] for name in told}
+
+
+def test_what_failed_is_told_again_with_its_errors_and_without_the_rows_that_passed():
+    rows = [
+        "RuntimeWarning: before the first row",
+        "openai         2.46.0          ok  0.03 s   a_chat_is_answered",
+        "openai         2.46.0          FAILED       a_stream_is_cut",
+        "    AssertionError: no APIError",
+        "openai         2.46.0          ok  1.13 s   models_are_listed",
+        "openai         2.46.0          FAILED       a_batch_is_run",
+        f"    {'x' * 2 * TOLD}",
+        "    ValueError: at its end",
+        "openai took longer than 300 s",
+    ]
+    told = Result("openai", 1, "\n".join(rows)).why().splitlines()
+    assert told[0] == "openai ended with status 1"
+    assert told[1:5] == [rows[0], *rows[2:4], rows[5]]
+    assert told[-2:] == rows[-2:]
+    assert len("\n".join(told)) < 2 * TOLD
+    assert not any(" ok " in line for line in told)
+
+
+def test_a_client_that_died_without_a_word_is_told_by_its_status():
+    assert Result("llm", -9, "").why() == "llm ended with status -9"
+    assert [Result("llm", status, "").failed for status in (0, 1, -9)] == [False, True, True]
