@@ -40,11 +40,13 @@ CLIENTS = {
     "llm": ("frameworks", "with_llm.py"),
     "instructor": ("instructor", "with_instructor.py"),
     "ai-sdk": ("ai-sdk", "ai-sdk/with_ai_sdk.mjs"),
+    "openai-waiting": ("openai", "with_openai_waiting.py"),
     "schemathesis": ("schemathesis", "with_schemathesis.py"),
 }
 ALONE = ("openai", "anthropic", "grpc-requests")
-#: It asks for as much as it can, so that the others would wait: it comes when they have ended.
-LAST = ("schemathesis",)
+#: At the impatient gateway, one after the other. Schemathesis asks for as much as it can, so that the others would
+#: wait: these come when they have ended.
+LAST = ("openai-waiting", "schemathesis")
 #: The oldest major version of Node that the packages of `ai-sdk` take.
 NODE = 18
 SKIPPED = -1
@@ -63,7 +65,8 @@ SILENCE = {
 PATIENCE_S = 300
 HOOK_SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
 
-#: For those who look at what is said while a stream has nothing to say.
+#: For those who look at what is said while a stream has nothing to say. Who looks at the status or the headers of a
+#: stream cannot be there: on a slow machine the gateway has begun it before the provider answers.
 IMPATIENT = """
 [gateway]
 stream_commit_after_s = 0.6
@@ -169,14 +172,6 @@ backoff_s = []
 """
 
 
-def free_port() -> int:
-    """For a client that listens itself."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
 class Result(NamedTuple):
     client: str
     status: int
@@ -224,6 +219,7 @@ async def scenarios(client: str, words: list[str], environ: dict[str, str], data
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         env={**environ, "CLIENTS_NAME": client, "CLIENTS_DATA": str(data)},
+        pass_fds=[int(environ["CLIENTS_HOOK_FD"])],
     )
     assert process.stdout is not None
     said = bytearray()
@@ -244,9 +240,11 @@ async def beside(gateway: str, clients: list[str], words: list[str], *, at_once:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-clients-")))
         provider = await stack.enter_async_context(simulated_process())
         url = urlsplit(provider.url)
-        hook = free_port()
+        # Of the client that listens itself. Held from here on: a port that is only known to be free is soon another's.
+        hook = stack.enter_context(socket.socket())
+        hook.bind(("127.0.0.1", 0))
         group = f"{url.scheme}://{url.hostname}:{url.port}"
-        toml = CONFIGURATION.format(gateway=gateway, url=provider.url, group=group, hook=hook)
+        toml = CONFIGURATION.format(gateway=gateway, url=provider.url, group=group, hook=hook.getsockname()[1])
         process = await stack.enter_async_context(gateway_process(directory, toml, HOOK_SECRET=HOOK_SECRET))
         environ = {
             "PATH": os.environ["PATH"],
@@ -255,7 +253,7 @@ async def beside(gateway: str, clients: list[str], words: list[str], *, at_once:
             "CLIENTS_GATEWAY": process.rest_url,
             "CLIENTS_GRPC": process.grpc_target,
             "CLIENTS_KEY": KEY,
-            "CLIENTS_HOOK_PORT": str(hook),
+            "CLIENTS_HOOK_FD": str(hook.fileno()),
             "CLIENTS_HOOK_SECRET": HOOK_SECRET,
             "CLIENTS_PROVIDER": provider.url.removesuffix("/v1"),
             **SILENCE,
@@ -289,7 +287,7 @@ async def run(names: list[str], words: list[str]) -> int:
     others = [name for name in names if name not in (*ALONE, *LAST)]
     sides = []
     if alone:
-        sides.append(beside(IMPATIENT, alone, words, at_once=False))
+        sides.append(beside("", alone, words, at_once=False))
     if others:
         sides.append(beside("", others, words, at_once=True))
     results = [result for side in await asyncio.gather(*sides) for result in side]

@@ -10,7 +10,7 @@ from anthropic import Anthropic, AsyncAnthropic
 
 from tests.clients.running import KEY, URL, provider, raising, scenario, until
 
-client = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=30)
+client = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=60)
 
 
 def request(custom_id: str, model: str) -> Any:
@@ -19,7 +19,7 @@ def request(custom_id: str, model: str) -> Any:
 
 
 def over(batch_id: str) -> anthropic.types.messages.MessageBatch:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (batch := client.messages.batches.retrieve(batch_id)).processing_status != "ended":
         assert time.monotonic() < deadline, batch
         time.sleep(0.1)
@@ -30,9 +30,11 @@ def over(batch_id: str) -> anthropic.types.messages.MessageBatch:
 def a_message_batch_is_created_run_and_read() -> None:
     # Providers of this API, and of another.
     models = {"a": "claude", "b": "chat", "c": "claude", "d": "responses"}
+    provider("faults", {"hold": True}, model="sim-fast")
     made = client.messages.batches.create(requests=[request(name, model) for name, model in models.items()])
     assert (made.type, made.processing_status, made.request_counts.processing) == ("message_batch", "in_progress", 4)
     assert made.expires_at > made.created_at
+    provider("faults", {}, model="sim-fast")
     batch = over(made.id)
     assert (batch.request_counts.succeeded, batch.request_counts.processing) == (4, 0)
     assert batch.ended_at is not None
@@ -56,7 +58,7 @@ def a_message_batch_is_created_run_and_read() -> None:
 def a_message_batch_is_cancelled_and_what_failed_is_told() -> None:
     provider("faults", {"latency": 60}, model="sim-late")
     made = client.messages.batches.create(requests=[request("a", "late"), request("b", "claude")])
-    until(lambda: provider("ledger")["completed"] == 1 and provider("ledger")["active"] == 1, within=30)
+    until(lambda: provider("ledger")["completed"] == 1 and provider("ledger")["active"] == 1)
     with raising(anthropic.AnthropicError):
         client.messages.batches.results(made.id)
     assert client.messages.batches.cancel(made.id).processing_status in {"canceling", "ended"}

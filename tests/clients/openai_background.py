@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from tests.clients.running import KEY, URL, occupied, provider, raising, reset, scenario, until
 
-client = OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=30)
+client = OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0, timeout=60)
 QUESTION = "what is a bridge?"
 #: Providers of Responses itself, and of others.
 MODELS = ("responses", "chat", "claude")
@@ -19,7 +19,7 @@ MODELS = ("responses", "chat", "claude")
 
 def ended(response_id: str) -> openai.types.responses.Response:
     """As the guide of the API polls."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (response := client.responses.retrieve(response_id)).status in {"queued", "in_progress"}:
         assert time.monotonic() < deadline, response
         time.sleep(0.05)
@@ -69,7 +69,7 @@ def a_tool_is_called_in_the_background_and_its_result_taken_back() -> None:
 async def the_asynchronous_client_polls_cancels_and_deletes() -> None:
     async with AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0) as own:
         response = await own.responses.create(model="responses", input=QUESTION, background=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while response.status in {"queued", "in_progress"}:
                 await asyncio.sleep(0.05)
                 response = await own.responses.retrieve(response.id)
@@ -86,7 +86,7 @@ def a_running_response_is_cancelled_and_cancelling_again_says_the_same() -> None
         reset()
         provider("faults", {"latency": 60}, model="sim-fast")
         response = client.responses.create(model=model, input=QUESTION, background=True)
-        until(lambda: provider("ledger")["active"] == 1, within=30)
+        until(lambda: provider("ledger")["active"] == 1)
         with raising(openai.ConflictError):
             client.responses.delete(response.id)
         cancelled = client.responses.cancel(response.id)
@@ -96,7 +96,7 @@ def a_running_response_is_cancelled_and_cancelling_again_says_the_same() -> None
         assert (cancelled.status, cancelled.id, cancelled.output) == ("cancelled", response.id, []), model
         assert client.responses.cancel(response.id) == cancelled
         assert client.responses.retrieve(response.id) == cancelled
-        until(lambda: occupied() == 0, within=30)
+        until(lambda: occupied() == 0)
 
 
 @scenario

@@ -53,9 +53,9 @@ def main(*packages: str, alone: bool = False) -> None:
         for function in [*chosen, no_other_machine_was_reached] if chosen else []:
             began = time.monotonic()
             error = ""
-            if alone:
-                reset()
             try:
+                if alone:
+                    reset()
                 result = function()
                 if inspect.iscoroutine(result):
                     runner.run(result)
@@ -110,12 +110,12 @@ def provider(what: str, faults: dict[str, Any] | None = None, *, model: str | No
         data=None if faults is None else json.dumps(faults).encode(),
         method="GET" if faults is None else "POST",
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)
 
 
-def until(reached: Callable[[], bool], *, within: float = 10.0) -> None:
-    """Returns once it is so."""
+def until(reached: Callable[[], bool], *, within: float = 60.0) -> None:
+    """Returns once it is so. The deadline is for what never comes: nothing may hang on how fast a machine is."""
     deadline = time.monotonic() + within
     while not reached():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -127,8 +127,23 @@ def occupied() -> int:
     return sum(len(group["slots"]) for group in gateway("/v1/groups")["groups"])
 
 
+def at_rest() -> bool:
+    """Nothing that was asked for runs on: no batch, no job, no request, at the gateway or at the provider."""
+    batches = gateway("/v1/batches?limit=100")["data"]
+    return (
+        not any(batch["status"] in {"validating", "in_progress", "finalizing", "cancelling"} for batch in batches)
+        and not any(gateway(f"/v1/jobs?status={status}&limit=1")["data"] for status in ("queued", "running"))
+        and occupied() == 0
+        and provider("ledger")["active"] == 0
+    )
+
+
 def reset() -> None:
-    """The provider is well again, and the gateway has no grudge against anybody."""
+    """
+    The provider is well again, and the gateway has no grudge against anybody. What was asked for before has ended
+    first: it would count in the ledger, hold slots, and meet the faults that are meant for what comes after it.
+    """
+    until(at_rest, within=90)
     provider("reset", {})
     for group in gateway("/v1/groups")["groups"]:
         gateway("/v1/groups/reset", {"group": group["group"]})
@@ -141,5 +156,5 @@ def gateway(path: str, body: dict[str, Any] | None = None) -> Any:
         data=None if body is None else json.dumps(body).encode(),
         headers={"authorization": f"Bearer {KEY}", "content-type": "application/json"},
     )
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=60) as answer:
         return json.load(answer)

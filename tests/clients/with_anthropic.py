@@ -11,7 +11,7 @@ from anthropic import Anthropic, AsyncAnthropic
 from tests.clients import anthropic_batches  # noqa: F401  its scenarios
 from tests.clients.running import KEY, URL, main, occupied, provider, raising, reset, scenario, until
 
-client = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=30)
+client = Anthropic(base_url=URL, api_key=KEY, max_retries=0, timeout=60)
 QUESTION = [{"role": "user", "content": "what is a bridge?"}]
 ASKED = {"max_tokens": 500, "messages": QUESTION}
 WEATHER = {
