@@ -51,7 +51,7 @@ from gateway.rest import jobs as rest_jobs
 from gateway.rest import keys as rest_keys
 from gateway.rest import message_batches as rest_message_batches
 from gateway.rest import models as rest_models
-from gateway.rest import operators
+from gateway.rest import operators, usage_resolve
 from gateway.rest import responses as rest_responses
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
@@ -63,6 +63,7 @@ from metering.journal import Journal
 from metering.ledger import Ledger
 from metering.library_prices import Library
 from metering.prices import PriceBook, PricedRoute
+from metering.resolving import Resolving
 
 log: Final = structlog.get_logger("gateway")
 
@@ -307,7 +308,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             ).opened()
         )
         responses = rest_responses.Responses(store=job_store, intake=intake, watch=watch, runner=runner)
-        reading = Reading(settings, controller, store, ledger, keys, settling, runner)
+        reading = Reading(settings, controller, store, ledger, Resolving(control), keys, settling, runner)
         rest_server = await stack.enter_async_context(
             rest.serve(
                 rest.RestSettings(
@@ -326,6 +327,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                         catalogue=Catalogue(settings.providers, settings.models, prices), allowed=router.allowed
                     ),
                     *operators.routes(readiness=reading, usage=reading, groups=reading),
+                    *usage_resolve.routes(resolver=reading),
                     *rest_jobs.routes(
                         store=job_store,
                         intake=intake,

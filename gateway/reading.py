@@ -1,7 +1,7 @@
 """
 What the REST endpoints read of the rest of the gateway: readiness, usage, groups, and why jobs wait.
 
-And the one thing that operators may do to a group from there: reset it.
+And what operators may do from there: reset a group, and tell what attempts have cost.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.keys import Keys
 from gateway.settling import Settling
 from metering.ledger import Ledger
+from metering.resolving import Resolution, Resolved, Resolving
 
 #: Seconds without an answer after which the store counts as away.
 SILENCE_S: Final = 8.0
@@ -44,6 +45,7 @@ class Reading:
         controller: Controller,
         store: Store,
         ledger: Ledger,
+        resolving: Resolving,
         keys: Keys,
         settling: Settling,
         jobs: Jobs,
@@ -53,6 +55,7 @@ class Reading:
         self._controller = controller
         self._store = store
         self._ledger = ledger
+        self._resolving = resolving
         self._settling = settling
         self._jobs = jobs
 
@@ -76,6 +79,10 @@ class Reading:
     ) -> Mapping[str, object]:
         with database.store_errors():
             return await self._ledger.usage(session_id=session_id, day=day, key_id=key_id, session_key=session_key)
+
+    async def resolve(self, resolutions: Sequence[Resolution], *, by: uuid.UUID) -> list[Resolved]:
+        with database.store_errors():
+            return await self._resolving.resolve(resolutions, by=by)
 
     async def groups(self) -> Sequence[Mapping[str, Any]]:
         with _admission_errors():

@@ -1,4 +1,4 @@
-"""`tollbridge usage`: tokens and cost by session, day and in total."""
+"""`tollbridge usage`: tokens and cost by session, day and in total; and corrections."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 import click
 from rich.console import Console
 
-from gateway.cli import remote, tables
+from gateway.cli import remote, resolve, tables
 
 
-@click.command("usage")
+@click.group("usage", invoke_without_command=True)
 @click.option("--session", metavar="NAME", help="What this session has used.")
 @click.option("--day", metavar="YYYY-MM-DD", help="Another day than today, in the gateway's zone.")
 @remote.options
-def command(session: str | None, day: str | None, url: str | None, key: str | None, as_json: bool) -> None:
+@click.pass_context
+def command(
+    context: click.Context, session: str | None, day: str | None, url: str | None, key: str | None, as_json: bool
+) -> None:
     """
     Show tokens and cost. A key with the scope `admin` sees everyone's, any other its own.
 
@@ -27,12 +30,17 @@ def command(session: str | None, day: str | None, url: str | None, key: str | No
       tollbridge usage
       tollbridge usage --session nightly --json
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
+    if context.invoked_subcommand is not None:
+        return
     with remote.reach(url, key) as gateway:
         answer = gateway.get("/v1/usage", session_id=session, day=day)
     if as_json:
         tables.json(answer)
     else:
         show(tables.console(), answer, session=session)
+
+
+command.add_command(resolve.command)
 
 
 def show(out: Console, answer: Mapping[str, Any], *, session: str | None = None) -> None:

@@ -11,6 +11,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,6 +19,7 @@ from gateway.cli import main
 from tests.acceptance.processes import KEY, PATIENCE_S, Process, served
 from tests.postgres import execute, url_of
 
+KEY_ID = "01938f0a-7c1e-7d52-9b1a-5a0c7f3f6d10"
 CONFIGURATION = """
 [providers.simulated]
 protocol = "chat_completions"
@@ -25,6 +27,10 @@ base_url = "{url}"
 models = ["sim-fast"]
 [models."sim-fast"]
 providers = ["simulated"]
+price = {{ input = "1", output = "2" }}
+# It has said something when its connection is cut.
+[models.cut]
+providers = [{{ provider = "simulated", model = "sim-fast?die=rst&die_after=4" }}]
 price = {{ input = "1", output = "2" }}
 """
 
@@ -125,6 +131,95 @@ def test_the_same_idempotency_key_is_the_same_submission(tollbridge, tmp_path):
         json.loads(tollbridge("jobs", "submit", file, "--idempotency-key", "k1", "--json").stdout) for _ in range(2)
     )
     assert first == again
+
+
+def cut(gateway: Process, debit: str) -> None:
+    """An attempt of unknown cost."""
+    body = {"model": "cut", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+    headers = {"authorization": f"Bearer {KEY}", "x-tollbridge-debit-id": debit}
+    with pytest.raises(httpx.RemoteProtocolError, match="incomplete"):
+        httpx.post(f"{gateway.rest}/v1/chat/completions", json=body, headers=headers, timeout=60)
+
+
+def test_what_is_proven_of_an_attempt_corrects_the_ledger_once(gateway, tollbridge, tmp_path):
+    keys = httpx.get(f"{gateway.rest}/v1/keys", headers={"authorization": f"Bearer {KEY}"}, timeout=60).json()["data"]
+    [key] = [one["id"] for one in keys if "admin" in one["scopes"]]
+    for debit in ("cut-1", "cut-2"):
+        cut(gateway, debit)
+
+    def usage() -> dict[str, Any]:
+        total: dict[str, Any] = json.loads(tollbridge("usage", "--json").stdout)["total"]
+        return total
+
+    before = usage()
+    file = tmp_path / "proven.csv"
+    rows = f"{key},cut-1,1,charged,0.25,invoice 4711\n{key},cut-2,1,zero,,\n"
+    file.write_text(f"key_id,debit_id,attempt,state,usd,evidence\n{rows}")
+    told = tollbridge("usage", "resolve", "--file", str(file), "--json")
+    assert told.exit_code == 0, told.output
+    resolved = json.loads(told.stdout)["attempts"]
+    assert [(one["result"], one["state"], one["usd"]) for one in resolved] == [
+        ("resolved", "charged", "0.25"),
+        ("resolved", "zero", "0"),
+    ]
+    after = usage()
+    assert Decimal(after["charged_usd"]) == Decimal(before["charged_usd"]) + Decimal("0.25")
+    assert after["unknown_attempts"] == before["unknown_attempts"] - 2
+    assert after["attempts"] == before["attempts"]
+
+    ticket = resolved[0]["ticket_id"]
+    again = tollbridge("usage", "resolve", ticket, "--charged", "0.25")
+    assert (again.exit_code, "was so already" in again.stdout) == (0, True)
+    other = tollbridge("usage", "resolve", ticket, "--charged", "0.26")
+    assert (other.exit_code, "which stands" in other.stdout) == (1, True)
+    nobody = tollbridge("usage", "resolve", str(uuid.uuid4()), "--zero")
+    assert (nobody.exit_code, "no such attempt" in nobody.stdout) == (1, True)
+    assert usage() == after
+
+
+@pytest.mark.parametrize(
+    ("attempt", "param"),
+    [
+        ({"state": "charged", "usd": "1"}, "attempts[0].key_id"),
+        ({"state": "charged", "usd": "1", "key_id": KEY_ID, "debit_id": "d"}, "attempts[0].attempt"),
+        ({"state": "charged", "usd": "1", "ticket_id": KEY_ID, "debit_id": "d"}, "attempts[0].debit_id"),
+        ({"state": "charged", "ticket_id": KEY_ID}, "attempts[0].usd"),
+        *(
+            ({"state": "charged", "ticket_id": KEY_ID, "usd": usd}, "attempts[0].usd")
+            for usd in ("0", "-1", "NaN", "Infinity", "1e9", "0.0000000000001", "one")
+        ),
+        ({"state": "zero", "ticket_id": KEY_ID, "usd": "1"}, "attempts[0].usd"),
+        ({"state": "unknown", "ticket_id": KEY_ID}, "attempts[0].state"),
+        ({"state": "zero", "ticket_id": "x"}, "attempts[0].ticket_id"),
+        ({"state": "zero", "ticket_id": KEY_ID, "note": "n" * 501}, "attempts[0].note"),
+        ({"state": "zero", "ticket_id": KEY_ID, "who": "I"}, "attempts[0].who"),
+    ],
+)
+def test_a_proof_that_says_too_little_or_too_much_is_refused_with_its_path(gateway, attempt, param):
+    answer = httpx.post(
+        f"{gateway.rest}/v1/usage/resolve",
+        json={"attempts": [attempt]},
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=60,
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ticket_id,amount\n1,2\n", "line 1: there is no column 'amount'"),
+        (f"ticket_id,state\n{KEY_ID},zero,3\n", "line 2 has more columns"),
+        (f"key_id,debit_id,attempt,state\n{KEY_ID},d,first,zero\n", "line 2: the attempt is a number"),
+        (f'{{"ticket_id": "{KEY_ID}", "state": "zero"}}\n{{"ticket"\n', "line 2 is no JSON object"),
+        ('{"cost": 1}', "line 1: there is no field 'cost'"),
+    ],
+)
+def test_a_file_of_proofs_that_is_not_understood_says_the_line(tollbridge, tmp_path, text, said):
+    (tmp_path / "proofs").write_text(text)
+    told = tollbridge("usage", "resolve", "--file", str(tmp_path / "proofs"))
+    assert told.exit_code == 1
+    assert said in told.stderr
 
 
 def test_groups_shows_the_limit_and_the_occupancy(tollbridge, provider):

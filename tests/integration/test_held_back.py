@@ -51,6 +51,7 @@ def reading(line: WholeLine) -> Reading:
         nothing,
         nothing,
         nothing,
+        nothing,
     )
 
 

@@ -139,8 +139,9 @@ language sql stable as $$
       from unnest(p_lines) l
       left join lateral (
           select jsonb_strip_nulls(to_jsonb(i) || jsonb_build_object(
-                     'usd', null, 'upper_bound_usd', null, 'was_upper_bound_usd', i.upper_bound_usd,
-                     'was_input_total', i.input_total, 'was_output_total', i.output_total)) as facts
+                     'usd', null, 'upper_bound_usd', null, 'cost_reason', null, 'flags', null, 'list_usd', null,
+                     'was_upper_bound_usd', i.upper_bound_usd, 'was_input_total', i.input_total,
+                     'was_output_total', i.output_total)) as facts
             from control.invocation i
            where l.was = 'unknown' and i.granted_at = l.granted_at and i.ticket_id = l.ticket_id
            order by i.correction desc limit 1) b on true

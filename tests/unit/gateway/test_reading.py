@@ -100,6 +100,7 @@ def reading(store: FakeStore, controller: FakeController, jobs: FakeJobs | None 
         nothing,
         nothing,
         nothing,
+        nothing,
         jobs or FakeJobs(),
     )
 
