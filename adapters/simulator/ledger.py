@@ -214,6 +214,15 @@ class Ledger:
             "by_model": {model: tally.summary() for model, tally in self._by_model.items()},
         }
 
+    def closed(self) -> list[Dispatch]:
+        """Those that ended, as many as are kept, in the order of their ends."""
+        return list(self._closed)
+
+    @property
+    def whole(self) -> bool:
+        """None of them was forgotten."""
+        return self._total.dispatches == len(self._closed) + len(self._open)
+
     def lines(self) -> Iterator[bytes]:
         """JSONL, one line a dispatch, in order of arrival."""
         for dispatch in sorted([*self._closed, *self._open.values()], key=lambda one: one.number):

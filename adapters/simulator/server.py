@@ -28,7 +28,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from typing_extensions import override
 
-from adapters.simulator import content, dialects, faults, wire
+from adapters.simulator import content, dialects, exports, faults, wire
 from adapters.simulator.dialect import Asked, Dialect
 from adapters.simulator.faults import Faults, Selector
 from adapters.simulator.ledger import Dispatch, Ended, Ledger
@@ -213,6 +213,8 @@ class Simulator:
             case "GET", "/_control/ledger" if "detail" in query:
                 lines = b"".join(self.ledger.lines())
                 return await self._send(request, wire.document(200, lines, "application/x-ndjson"))
+            case "GET", "/_control/export":
+                return await self._export(request, query)
             case "GET", "/_control/ledger":
                 return await self._send(request, wire.document(200, msgspec.json.encode(self.ledger.summary())))
             case _:
@@ -237,6 +239,14 @@ class Simulator:
             refusal = wire.error(_OTHER, 400, error.message, faults.NONE, param=error.param, code=error.code)
             return await self._send(request, _whole(refusal))
         return await self._send(request, wire.document(200, self._described_faults()))
+
+    async def _export(self, request: web.BaseRequest, query: dict[str, list[str]]) -> web.StreamResponse:
+        try:
+            page = exports.export(self.ledger.closed(), query, whole=self.ledger.whole)
+        except BadRequest as error:
+            refusal = wire.error(_OTHER, 400, error.message, faults.NONE, param=error.param, code=error.code)
+            return await self._send(request, _whole(refusal))
+        return await self._send(request, wire.document(200, page))
 
     def _described_faults(self) -> bytes:
         models = {name: asked for name, asked in self._faults.items() if name is not None}

@@ -30,6 +30,7 @@ def command(port: int, host: str, api_key: str | None, faults: str, models: tupl
       GET  /_control/faults          what is set now
       GET  /_control/ledger          what reached it, in sums: dispatches, peak concurrency, how they ended
       GET  /_control/ledger?detail=1 one JSON line for each dispatch
+      GET  /_control/export          the ledger as a provider exports its own; ?format=openai_costs&input=1&output=2
       POST /_control/reset           an empty ledger, and the faults of the start
 
     What most try first: latency, pace (seconds between pieces), status with retry_after, rate (a share of the calls),

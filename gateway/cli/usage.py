@@ -1,4 +1,4 @@
-"""`tollbridge usage`: tokens and cost by session, day and in total; and corrections."""
+"""`tollbridge usage`: tokens and cost by session, day and in total; corrections, and the provider's own books beside it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
-from gateway.cli import remote, resolve, tables
+from gateway.cli import reconcile, remote, resolve, tables
 
 
 @click.group("usage", invoke_without_command=True)
@@ -29,8 +30,12 @@ def command(
     Examples:
       tollbridge usage
       tollbridge usage --session nightly --json
+      tollbridge usage reconcile costs.json
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     if context.invoked_subcommand is not None:
+        given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(f"options stand after {context.invoked_subcommand}: {', '.join(given)}")
         return
     with remote.reach(url, key) as gateway:
         answer = gateway.get("/v1/usage", session_id=session, day=day)
@@ -41,6 +46,7 @@ def command(
 
 
 command.add_command(resolve.command)
+command.add_command(reconcile.command)
 
 
 def show(out: Console, answer: Mapping[str, Any], *, session: str | None = None) -> None:
