@@ -1,4 +1,4 @@
-"""`tollbridge usage`: tokens and cost by session, day and in total; corrections, and the provider's own books beside it."""
+"""`tollbridge usage`: tokens and cost by session, day and in total; corrections, and the providers' own books."""
 
 from __future__ import annotations
 
