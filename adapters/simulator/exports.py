@@ -1,9 +1,9 @@
 """
 The simulated provider's ledger as the providers it stands for export theirs, so that a reconciliation can be tried.
 
-`GET /_control/export?format=openai_costs&input=1&output=2`: what complete answers cost at these USD a million tokens.
-It has no price of its own; without `input` and `output` all costs nothing. Of what did not end complete nothing is
-charged.
+`GET /_control/export?format=openai_costs&input=1&output=2`: what answers cost at these USD a million tokens. It has no
+price of its own; without `input` and `output` all costs nothing. An answer is charged that was written to its end, with
+its protocol's terminal or without: of the latter the gateway does not know, and the provider does. Nothing else is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def export(dispatches: Iterable[Dispatch], query: Mapping[str, list[str]], *, wh
     rates = {"input": _rate(query, "input"), "output": _rate(query, "output")}
     days: dict[datetime, dict[str, tuple[int, int, int]]] = defaultdict(dict)
     for one in dispatches:
-        if one.ended is Ended.COMPLETE:
+        if one.ended in {Ended.COMPLETE, Ended.UNPROVEN}:
             day = datetime.fromtimestamp(one.received, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
             given, told, requests = days[day].get(one.model, (0, 0, 0))
             days[day][one.model] = (given + one.tokens_in, told + one.tokens_out, requests + 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -16,6 +14,7 @@ from rich.console import Console
 
 from gateway.cli import remote, tables
 from gateway.cli.failure import Failed
+from gateway.rest.exports import csv_line
 from metering.cost import decimal_string
 from metering.exports.lines import Export, Line, Refused
 from metering.exports.reading import read
@@ -328,8 +327,14 @@ def _unknown(gateway: remote.Remote, row: Row, days: _Range, providers: Sequence
     for provider in providers:
         for model in row.names:
             query = {"provider": provider, "upstream_model": model, "state": "unknown", "limit": str(_SHOWN + 1)}
-            answer = gateway.get("/v1/invocations", **query, **{"from": str(first), "to": str(last)})
-            found += msgspec.convert(answer["invocations"], list[_Attempt], strict=False)
+            query |= {"from": str(first), "to": str(last)}
+            # A page may have few rows and not be the last: it is answered when its time is over.
+            while len(found) <= _SHOWN:
+                answer = gateway.get("/v1/invocations", **query)
+                found += msgspec.convert(answer["data"], list[_Attempt], strict=False)
+                if answer["next_cursor"] is None:
+                    break
+                query["cursor"] = answer["next_cursor"]
     return found[:_SHOWN], len(found) > _SHOWN
 
 
@@ -500,13 +505,11 @@ def _plain(found: _Found, *, everything: bool) -> dict[str, Any]:
     }
 
 
-def _table(found: _Found, *, everything: bool) -> str:
+def _table(found: _Found, *, everything: bool) -> bytes:
     """The rows as CSV; what is not compared has no place in it and is in the verdict and in --json."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
     names = [name for name in Row.__struct_fields__ if name not in {"names", "explanations"}]
-    writer.writerow([*names, "explanation"])
+    lines = [csv_line([*names, "explanation"])]
     for _, row in _told(found, everything=everything):
         plain = _plain_row(row)
-        writer.writerow([*("" if plain[name] is None else plain[name] for name in names), "; ".join(row.explanations)])
-    return out.getvalue()
+        lines.append(csv_line([*(plain[name] for name in names), "; ".join(row.explanations)]))
+    return b"".join(lines)

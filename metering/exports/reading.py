@@ -132,6 +132,8 @@ def _pages(file: str, text: str) -> Export:
     )
 
 
+_CENT: Final = Decimal("0.01")
+_CENTS_NOTE: Final = "{}: has whole cents alone: each of its {} amounts may be half a cent off"
 _AUDIO_NOTE: Final = "{}: tells audio tokens apart; where they are not in its input_tokens too, they are missing"
 
 
@@ -215,13 +217,17 @@ def _table(file: str, text: str) -> Export:
             spans.append((start, start + timedelta(days=1)))
         lines.append(line)
     assert form is not None, "the text is not blank"
+    notes = [_AUDIO_NOTE.format(file)] if audio else []
+    amounts = [line.amount for line in lines if line.amount]
+    if form is Form.ANTHROPIC_COSTS_CSV and amounts and not any(amount % _CENT for amount in amounts):
+        notes.append(_CENTS_NOTE.format(file, len(amounts)))
     return Export(
         file=file,
         form=form,
         lines=lines,
         first=min((start for start, _ in spans), default=None),
         last=max((end for _, end in spans), default=None),
-        notes=[_AUDIO_NOTE.format(file)] if audio else [],
+        notes=notes,
     )
 
 

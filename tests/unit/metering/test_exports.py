@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from datetime import date
 from decimal import Decimal
@@ -153,7 +155,8 @@ def test_each_form_is_known_by_its_content_and_its_units_become_usd_and_tokens(
         export = one(content, name)
         assert export.form is form
         assert [told(line) for line in export.lines] == lines
-    assert export.notes == []
+    cents = ["export: has whole cents alone: each of its 2 amounts may be half a cent off"]
+    assert one(content).notes == (cents if form is Form.ANTHROPIC_COSTS_CSV else [])
 
 
 @pytest.mark.parametrize("text", [OPENAI_COSTS_CSV, OPENAI_USAGE_CSV, ANTHROPIC_COSTS_CSV, ANTHROPIC_USAGE_CSV])
@@ -161,6 +164,13 @@ def test_a_byte_order_mark_other_line_ends_and_empty_lines_change_nothing(text: 
     plain = one(text)
     dressed = one(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode() + b"\r\n\r\n")
     assert (dressed.lines, dressed.first, dressed.last) == (plain.lines, plain.first, plain.last)
+
+
+@pytest.mark.parametrize("delimiter", ["\t", ";"])
+def test_a_table_that_went_through_a_spreadsheet_is_read_as_well(delimiter: str) -> None:
+    rows = io.StringIO(newline="")
+    csv.writer(rows, delimiter=delimiter).writerows(csv.reader(io.StringIO(OPENAI_COSTS_CSV)))
+    assert one(rows.getvalue()).lines == one(OPENAI_COSTS_CSV).lines
 
 
 def test_a_bucket_without_use_is_part_of_the_range() -> None:

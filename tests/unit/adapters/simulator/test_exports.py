@@ -21,13 +21,13 @@ def ledger() -> Ledger:
         dispatch.tokens_in, dispatch.tokens_out = 100 + number, 10
         # 2026-09-02T23:00:00Z, and an hour and a half later.
         dispatch.received = 1_788_390_000 + (number == 2) * 5_400
-        found.end(dispatch, Ended.COMPLETE if number < 3 else Ended.DIED)
+        found.end(dispatch, (Ended.COMPLETE, Ended.UNPROVEN, Ended.COMPLETE, Ended.DIED)[number])
         found.release(dispatch)
     return found
 
 
 @pytest.mark.parametrize("form", exports.FORMATS)
-def test_each_format_reads_as_what_completed_by_day_of_utc_and_model(form: str, ledger: Ledger) -> None:
+def test_each_format_reads_as_what_was_answered_by_day_of_utc_and_model(form: str, ledger: Ledger) -> None:
     page = exports.export(ledger.closed(), {"format": [form], "input": ["2"], "output": ["0.5"]}, whole=ledger.whole)
     [export] = read([("page", page)])
     assert export.form.name.lower() == form

@@ -51,7 +51,8 @@ class Gateway:
                 said = {"zone": self.zone, "complete": self.complete, "next_cursor": after}
                 return {**said, "groups": groups[at : at + 1]}
             case _:
-                return {"invocations": [ATTEMPT]}
+                found = {"cursor": {"data": [ATTEMPT], "next_cursor": None}}
+                return found.get(query.get("cursor", ""), {"data": [], "next_cursor": "cursor"})
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_an_attempt_of_unknown_cost_that_fits_is_told_with_what_resolves_it(gate
     _, asked = gateway.asked[-1]
     assert asked == {
         "provider": "openai", "upstream_model": "gpt-4o", "state": "unknown", "limit": "21", "from": "2026-09-02",
-        "to": "2026-09-02",
+        "to": "2026-09-02", "cursor": "cursor",
     }  # fmt: skip
     # Beyond its bound nothing is asked: the attempts are not the difference.
     gateway.asked.clear()
