@@ -254,6 +254,8 @@ class ChatResponse(msgspec.Struct, frozen=True, kw_only=True):
     provider_request_id: str | None = None
     #: What the provider says this call cost in USD, as a decimal number, where it says so.
     reported_cost_usd: str | None = None
+    #: The tier of its service that the provider says served this call, in its own word.
+    service_tier: str | None = None
     #: The provider's own body, where the answer came as one.
     native: msgspec.Raw | None = None
     native_protocol: str | None = None
@@ -340,7 +342,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str | None = None
     served_model: str | None = None
     provider_request_id: str | None = None
-    #: As in `ChatResponse`, these three.
+    #: As in `ChatResponse`, these four.
+    service_tier: str | None = None
     omitted: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     remaining: Remaining | None = None
@@ -392,6 +395,7 @@ def as_events(response: ChatResponse) -> Iterator[Event]:
         response_id=response.response_id,
         served_model=response.served_model,
         provider_request_id=response.provider_request_id,
+        service_tier=response.service_tier,
         omitted=response.omitted,
         dropped=response.dropped,
     )

@@ -1,7 +1,8 @@
-"""Figures as providers tell them, held to what they can be: a count of tokens, a cost in USD."""
+"""Figures as providers tell them, held to what they can be: a count of tokens, a cost in USD, a tier of service."""
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal, InvalidOperation
 
 import msgspec
@@ -11,6 +12,7 @@ from adapters.body import ABSENT
 #: No single call costs more, and no price is finer: beyond this the figure is nonsense.
 _MOST_USD = Decimal(1_000_000)
 _COST_CHARACTERS = 40
+_TIER = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
 
 
 def count(value: int | None) -> int | None:
@@ -40,3 +42,14 @@ def later_cost(known: str | None, later: str | None) -> str | None:
     if later is None or (known is not None and not later.strip("0.")):
         return known
     return later
+
+
+def service_tier(told: object) -> str | None:
+    """
+    The tier that an answer names, in small letters; None where it names none. What is no name is told as "other": it is
+    surely not the standard one.
+    """
+    if not isinstance(told, str) or not told:
+        return None
+    word = told.lower()
+    return word if _TIER.fullmatch(word) else "other"

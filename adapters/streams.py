@@ -34,6 +34,7 @@ class ProvenStream(ABC):
         self._cost: str | None = None
         self._id: str | None = None
         self._model: str | None = None
+        self._tier: str | None = None
         self._seed: str | None = None
         #: Held back until the events before it were given.
         self._failure: ProviderError | None = None
@@ -137,6 +138,7 @@ class ProvenStream(ABC):
                 response_id=self._id,
                 served_model=self._model,
                 provider_request_id=request_id(self._headers),
+                service_tier=self._tier,
                 omitted=tuple(omitted),
             )
         )

@@ -166,6 +166,7 @@ class Attempt:
         self.reported_cost_usd: str | None = None
         self.finished: Finished | None = None
         self.served_model: str | None = None
+        self.service_tier: str | None = None
         self.provider_request_id: str | None = None
         self.remaining: Remaining | None = None
         self.error: Exception | None = None
@@ -251,6 +252,7 @@ class Attempt:
             elif isinstance(event, Finished):
                 self.finished = event
                 self.served_model = event.served_model
+                self.service_tier = event.service_tier
                 self.provider_request_id = event.provider_request_id
                 self.remaining = event.remaining
                 self.dropped += event.dropped
@@ -293,6 +295,7 @@ class Attempt:
         self.dropped += response.dropped
         if isinstance(response, ChatResponse):
             self.omitted = response.omitted
+            self.service_tier = response.service_tier
             for event in as_events(response):
                 self._untold.note(event)
         else:
@@ -436,7 +439,9 @@ class Attempt:
         if self.call.counts and self.ending() is not Ending.NOT_DISPATCHED:
             return self._billing.free_of_charge()
         if self.proven:
-            return self._billing.complete(self.call, self.route, self.usage, self.reported_cost_usd)
+            return self._billing.complete(
+                self.call, self.route, self.usage, self.reported_cost_usd, served_tier=self.service_tier
+            )
         if self.ending() is Ending.NOT_DISPATCHED:
             return self._billing.not_dispatched()
         if isinstance(self.error, Rejected) and not self._came_after_content:
@@ -500,6 +505,7 @@ class Attempt:
             output_total=self.usage.output_total,
             reasoning=self.usage.reasoning,
             served_model=_kept(self.served_model),
+            service_tier=self.service_tier,
             provider_request_id=_kept(self.provider_request_id),
             error_class=None if error is None else error.error_class.value,
             error_code=None if error is None else _kept(error.code),
@@ -718,6 +724,7 @@ def intent(
             tags=call.tags or None,
             upper_bound_usd=None if bound is None else decimal_string(bound),
             price_version=version,
+            asked_tier=billing.asked_tier(call, route),
         )
     )
 

@@ -25,6 +25,8 @@ from metering.usage import NOTHING, Usage
 _BYTES_PER_TOKEN: Final = 4
 #: Of a request that does not say how much it wants.
 _USUAL_OUTPUT_TOKENS: Final = 1000
+#: What the protocols call the tier of their service that a request asks for.
+_TIER_FIELDS: Final = ("service_tier", "serviceTier")
 
 
 class Billing:
@@ -39,8 +41,12 @@ class Billing:
 
     def unbounded(self, call: Call, route: Route) -> str:
         """Why no bound is known there, and what would help."""
-        if self._price_of(route) is None:
+        price = self._price_of(route)
+        if price is None:
             return "no price is known"
+        tier = self.asked_tier(call, route)
+        if not cost.may_serve(price, tier):
+            return f"no price is known of the service tier {tier}"
         limits = self._limits(call, route)
         if limits.input_tokens is None:
             return "it has pictures or files, and the size of the model's context is not known"
@@ -54,14 +60,15 @@ class Billing:
         usage = Usage(
             input_total=max(size_of(call.chat) // _BYTES_PER_TOKEN, 1), output_total=output * (call.chat.n or 1)
         )
-        return cost.cost(usage, self._price_of(route)).usd
+        tier = self.asked_tier(call, route)
+        return cost.cost(usage, self._price_of(route), asked_tier=tier, served_tier=tier).usd
 
     def bound(self, call: Call, route: Route) -> tuple[Decimal | None, str | None]:
         """The upper bound of one attempt, and the price version it rests on."""
         if call.counts:
             return Decimal(0), None
         price = self._price_of(route)
-        bound = cost.upper_bound(price, self._limits(call, route))
+        bound = cost.upper_bound(price, self._limits(call, route), asked_tier=self.asked_tier(call, route))
         return bound, None if price is None else price.version
 
     def tokens(self, call: Call, route: Route) -> int:
@@ -71,13 +78,31 @@ class Billing:
         output = _output(call, route)
         return size_of(call.chat) // _BYTES_PER_TOKEN + output * (call.chat.n or 1)
 
-    def complete(self, call: Call, route: Route, usage: Usage, reported_cost_usd: str | None) -> Cost:
+    def asked_tier(self, call: Call, route: Route) -> str | None:
+        """The tier of the provider's service that it is asked for there, in small letters; None: for none."""
+        endpoint, chat = route.endpoint, call.chat
+        if endpoint.force:
+            for name in _TIER_FIELDS:
+                if name in endpoint.force:
+                    return _word(endpoint.force[name])
+        if chat.native is not None and (speed := chat.native.fields.get("speed")) is not None:
+            # Anthropic's fast mode: its prices are told of as those of a tier, and so is what served.
+            return _word(speed)
+        if chat.service_tier is None or not endpoint.omit.isdisjoint(_TIER_FIELDS):
+            return None
+        return chat.service_tier.lower()
+
+    def complete(
+        self, call: Call, route: Route, usage: Usage, reported_cost_usd: str | None, *, served_tier: str | None = None
+    ) -> Cost:
         """The cost of an answer that is proven complete."""
         charge = cost.cost(
             usage,
             self._price_of(route),
             _reported(reported_cost_usd),
             limits=self._limits(call, route),
+            asked_tier=self.asked_tier(call, route),
+            served_tier=served_tier,
         )
         return _cost(charge)
 
@@ -89,16 +114,21 @@ class Billing:
         upstream: str,
         usage: Usage,
         reported_cost_usd: str | None,
+        asked_tier: str | None = None,
+        served_tier: str | None = None,
     ) -> Cost:
         """`complete` for an attempt of another process. `provider` is None where it is configured no more."""
         price = None if provider is None else self._price(requested, provider, upstream)
-        return _cost(cost.cost(usage, price, _reported(reported_cost_usd)))
+        return _cost(
+            cost.cost(usage, price, _reported(reported_cost_usd), asked_tier=asked_tier, served_tier=served_tier)
+        )
 
     def unproven(self, call: Call, route: Route, usage: Usage = NOTHING) -> Cost:
         """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
         price = self._price_of(route)
         bounds = self._limits(call, route)
-        return _cost(cost.unknown(cost.Reason.NO_TERMINAL, price, bounds, usage))
+        tier = self.asked_tier(call, route)
+        return _cost(cost.unknown(cost.Reason.NO_TERMINAL, price, bounds, usage, asked_tier=tier))
 
     def refused(self) -> Cost:
         """The provider answered with an error: nothing was done."""
@@ -126,6 +156,7 @@ class Billing:
             output_default=window if provider.max_output_tokens is None else provider.max_output_tokens,
             choices=chat.n or 1,
             further_input_tokens=0 if only_text else window,
+            only_text=only_text,
         )
 
     def _price_of(self, route: Route) -> KnownPrice | None:
@@ -164,6 +195,14 @@ def total(costs: list[Cost]) -> Cost:
         price_version=last.price_version,
         reason=unknown[-1].reason,
     )
+
+
+def _word(raw: msgspec.Raw) -> str | None:
+    """A JSON string in small letters; None for what is none."""
+    try:
+        return msgspec.json.decode(raw, type=str).lower()
+    except msgspec.DecodeError:
+        return None
 
 
 def _reported(text: str | None) -> Decimal | None:

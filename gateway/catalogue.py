@@ -12,7 +12,7 @@ from gateway.provider import Provider
 from gateway.rest.models import ModelEntry, ModelPlace, Prices
 from gateway.router import Model, Target, target_provider
 from metering.cost import decimal_string
-from metering.prices import LibraryPrice, PriceBook
+from metering.prices import Banded, PriceBook
 
 #: Seconds. Only prices can change while a process lives, and they do so by the day.
 _KEPT_S: Final = 60.0
@@ -66,7 +66,7 @@ class Catalogue:
         if price is None:
             return None
         # Of one that depends on the size of the input, what a small one costs.
-        figures = price.bands[0][1] if isinstance(price, LibraryPrice) else price
+        figures = price.bands[0][1] if isinstance(price, Banded) else price
         return Prices(
             input=decimal_string(figures.input),
             output=decimal_string(figures.output),

@@ -32,7 +32,7 @@ from gateway.provider import Adjustment, Provider
 from gateway.rest.streams import StreamSettings
 from gateway.router import Model, Role, RoutingSettings, Target, target_provider
 from gateway.tables import File, GroupTable, RoutingTable, TargetTable
-from metering.prices import Price, configured_price, usd
+from metering.prices import KnownPrice, configured_price, usd
 
 FILE_NAME: Final = "tollbridge.toml"
 
@@ -79,9 +79,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     providers: Mapping[str, Provider]
     models: Mapping[str, Model]
     roles: Mapping[str, Role]
-    prices_by_model: Mapping[str, Price]
+    prices_by_model: Mapping[str, KnownPrice]
     #: By `provider/upstream model`.
-    prices_by_route: Mapping[str, Price]
+    prices_by_route: Mapping[str, KnownPrice]
     routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
@@ -451,7 +451,7 @@ class _Resolved:
             return name
         return self._origin_of(f"groups.{name}", name)
 
-    def _prices(self) -> Iterator[tuple[str, Price]]:
+    def _prices(self) -> Iterator[tuple[str, KnownPrice]]:
         for name, given in self._parsed.models.items():
             if given.price is not None:
                 try:
@@ -459,8 +459,8 @@ class _Resolved:
                 except ValueError as error:
                     self._wrong(f"models.{name}.price", str(error))
 
-    def _route_prices(self) -> dict[str, Price]:
-        found: dict[str, Price] = {}
+    def _route_prices(self) -> dict[str, KnownPrice]:
+        found: dict[str, KnownPrice] = {}
         for name, given in self._parsed.models.items():
             for key, entries in (("providers", given.providers), ("fallback", given.fallback)):
                 for place, entry in enumerate(entries):

@@ -404,6 +404,7 @@ class Run:
             settlement=receipt.settlement,
             counters=receipt.counters,
             served_model=None if attempt is None else attempt.served_model,
+            service_tier=None if attempt is None else attempt.service_tier,
             provider_request_id=None if attempt is None else attempt.provider_request_id,
             warnings=self.warnings if attempt is None else self.warnings + attempt.warnings,
             left_out=self.left_out if self.call.options.explain else (),

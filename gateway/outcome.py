@@ -91,6 +91,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     counters: Counters | None = None
     warnings: tuple[str, ...] = ()
     served_model: str | None = None
+    #: The tier of its service that the provider says served it, in its own word.
+    service_tier: str | None = None
     provider_request_id: str | None = None
     #: Where the request asked for an explanation.
     left_out: tuple[LeftOut, ...] = ()

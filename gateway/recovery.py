@@ -119,12 +119,15 @@ class Recovery:
 
     def _settlement(self, found: LedgerAttempt, response: ChatResponse | EmbeddingResponse) -> Settlement:
         facts = found.facts
+        served_tier = response.service_tier if isinstance(response, ChatResponse) else None
         cost = self._billing.complete_elsewhere(
             requested=facts["requested_model"],
             provider=self._providers.get(facts["provider"]),
             upstream=facts["upstream_model"],
             usage=response.usage,
             reported_cost_usd=response.reported_cost_usd,
+            asked_tier=facts.get("asked_tier"),
+            served_tier=served_tier,
         )
         usage = response.usage
         record = Record(
@@ -141,6 +144,7 @@ class Recovery:
             output_total=usage.output_total,
             reasoning=usage.reasoning,
             served_model=response.served_model,
+            service_tier=served_tier,
         )
         lease = Lease(
             ticket_id=found.ticket_id,
@@ -174,6 +178,7 @@ def _outcome(debit_id: str, attempts: Sequence[LedgerAttempt]) -> Outcome:
         cost=total([report.cost for report in reports]),
         settlement="pending" if last.state == "open" else "settled",
         served_model=last.facts.get("served_model"),
+        service_tier=last.facts.get("service_tier"),
     )
 
 

@@ -11,12 +11,13 @@ The order of truth for an amount: what the provider says it charged, then the pr
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 
 import msgspec
 
-from metering.prices import KnownPrice, Price
-from metering.usage import NOTHING, Usage
+from metering.prices import ANY_TIER, AUTO, STANDARD, KnownPrice, Media, Price
+from metering.usage import COUNTS, NOTHING, Usage
 
 #: Decimals of every stored amount (`numeric(22,12)`): exact for prices per million tokens with up to 6 decimals.
 SCALE = 12
@@ -62,6 +63,10 @@ class Reason(enum.StrEnum):
     PARTIAL_USAGE = "partial_usage"
     #: Unknown: the usage names what is billed apart from tokens, and nobody has stated a price for it.
     UNPRICED_UNITS = "unpriced_units"
+    #: Unknown: the provider says that it served another tier than its standard one, and nobody has stated its price.
+    UNPRICED_SERVICE_TIER = "unpriced_service_tier"
+    #: Unknown: another tier than the standard one was asked for, and the answer does not say which one served it.
+    SERVICE_TIER_NOT_TOLD = "service_tier_not_told"
     #: Unknown: a token count or the amount it leads to is negative or absurd.
     IMPLAUSIBLE = "implausible"
 
@@ -73,6 +78,8 @@ class Flag(enum.StrEnum):
     CACHE_EXCEEDS_INPUT = "cache_exceeds_input"
     #: Reasoning exceeded the output it is part of, and was cut to it.
     REASONING_EXCEEDS_OUTPUT = "reasoning_exceeds_output"
+    #: Images, sound and video exceeded the input or the output they are part of, and were cut to it.
+    MEDIA_EXCEEDS_TOTAL = "media_exceeds_total"
     #: The cost the provider reported is not an amount, and was ignored.
     REPORTED_COST_INVALID = "reported_cost_invalid"
 
@@ -103,12 +110,15 @@ class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
 
     input_tokens: int | None
     output_tokens: int | None
+    #: No token of the input is of anything but text.
+    only_text: bool = False
 
     def raised_to(self, usage: Usage) -> Ceiling:
         """At least what an unfinished answer has reported so far."""
         return Ceiling(
             input_tokens=None if self.input_tokens is None else max(self.input_tokens, usage.input_total or 0),
             output_tokens=None if self.output_tokens is None else max(self.output_tokens, usage.output_total or 0),
+            only_text=self.only_text,
         )
 
 
@@ -124,6 +134,7 @@ def ceiling(
     output_default: int | None,
     choices: int = 1,
     further_input_tokens: int | None = 0,
+    only_text: bool = False,
 ) -> Ceiling:
     """
     The most tokens a request can use, known before it is sent.
@@ -139,22 +150,29 @@ def ceiling(
     return Ceiling(
         input_tokens=None if further_input_tokens is None else text + further_input_tokens,
         output_tokens=None if output is None else output * choices,
+        only_text=only_text,
     )
 
 
 def cost(
-    usage: Usage, price: KnownPrice | None, reported_cost_usd: Decimal | None = None, *, limits: Ceiling = UNBOUNDED
+    usage: Usage,
+    price: KnownPrice | None,
+    reported_cost_usd: Decimal | None = None,
+    *,
+    limits: Ceiling = UNBOUNDED,
+    asked_tier: str | None = None,
+    served_tier: str | None = None,
 ) -> Charge:
     """
     The charge of an attempt whose answer is proven complete.
 
     A count that is missing makes it unknown, unless its tokens cost nothing. An input of 0 counts as missing: no prompt
-    is empty. `limits` bounds what is not known.
+    is empty. `limits` bounds what is not known. The tiers are in the provider's words; it charges the one that served.
     """
     flags: tuple[Flag, ...] = ()
     if reported_cost_usd is not None:
         if reported_cost_usd.is_finite() and 0 <= reported_cost_usd < LIMIT_USD:
-            own = _own_charge(usage, price, UNBOUNDED)
+            own = _own_charge(usage, price, UNBOUNDED, asked_tier, served_tier)
             return Charge(
                 state=State.CHARGED,
                 usd=_rounded(reported_cost_usd),
@@ -163,7 +181,7 @@ def cost(
                 flags=own.flags,
             )
         flags = (Flag.REPORTED_COST_INVALID,)
-    own = _own_charge(usage, price, limits)
+    own = _own_charge(usage, price, limits, asked_tier, served_tier)
     return msgspec.structs.replace(own, flags=flags + own.flags) if flags else own
 
 
@@ -172,33 +190,36 @@ def zero(reason: Reason) -> Charge:
     return Charge(state=State.ZERO, usd=_ZERO, reason=reason)
 
 
-def unknown(reason: Reason, price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHING) -> Charge:
+def unknown(
+    reason: Reason, price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHING, *, asked_tier: str | None = None
+) -> Charge:
     """An attempt that was sent and not proven complete. `usage` is what it had reported by then; more may follow."""
     return Charge(
         state=State.UNKNOWN,
         usd=None,
         reason=reason,
-        upper_bound=None if usage.billed_units else upper_bound(price, limits.raised_to(usage)),
+        # Of what is billed by the piece, nobody knows how many more there were.
+        upper_bound=None
+        if any((usage.units or {}).values())
+        else upper_bound(price, limits.raised_to(usage), asked_tier=asked_tier),
         price_version=None if price is None else price.version,
     )
 
 
-def upper_bound(price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHING) -> Decimal | None:
+def upper_bound(
+    price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHING, *, asked_tier: str | None = None
+) -> Decimal | None:
     """
     The most an attempt can cost in USD, rounded up; None where no bound is known.
 
     Counts of `usage` are taken as final and `limits` stands in for those it lacks, at the dearest price that any such
-    token can have.
+    token can have, of every tier that may serve what was asked for.
     """
-    if price is None or usage.billed_units or _implausible(usage):
+    if price is None or _implausible(usage):
         return None
-    input_tokens = usage.input_total or limits.input_tokens
     bounds = []
-    for above, band in ((0, price),) if isinstance(price, Price) else price.bands:
-        # Where the input is not known to stay below a band, that band may be the one that is charged.
-        if above and input_tokens is not None and input_tokens <= above:
-            continue
-        bound = _band_bound(band, usage, limits)
+    for tier in may_serve(price, asked_tier) or (None,):
+        bound = None if tier is None else _tier_bound(tier, limits, usage)
         if bound is None:
             return None
         bounds.append(bound)
@@ -206,33 +227,75 @@ def upper_bound(price: KnownPrice | None, limits: Ceiling, usage: Usage = NOTHIN
     return bound if bound < LIMIT_USD else None
 
 
-def _own_charge(usage: Usage, price: KnownPrice | None, limits: Ceiling) -> Charge:
-    if price is None:
+# ------------------------------------------------------------------ service tiers
+
+
+def _served(price: KnownPrice, asked: str | None, served: str | None) -> KnownPrice | Reason:
+    """What holds for the tier that served, or why that is not known."""
+    if served is None or served == AUTO:
+        told = asked is None or asked == AUTO or asked in STANDARD
+        return price if told else Reason.SERVICE_TIER_NOT_TOLD
+    if served in STANDARD:
+        return price
+    return price.service_tiers.get(served) or price.service_tiers.get(ANY_TIER) or Reason.UNPRICED_SERVICE_TIER
+
+
+def may_serve(price: KnownPrice, asked: str | None) -> tuple[KnownPrice, ...]:
+    """
+    The prices that may hold for the tier that was asked for; none where nobody has stated that tier's. A tier that has
+    no room left is replaced by the standard one. Who asks for none gets the account's, taken to be the standard one.
+    """
+    if asked is None or asked in STANDARD:
+        return (price,)
+    if asked == AUTO:
+        return (price, *price.service_tiers.values())
+    tier = price.service_tiers.get(asked) or price.service_tiers.get(ANY_TIER)
+    return () if tier is None else (price, tier)
+
+
+# ------------------------------------------------------------------- known usage
+
+
+def _own_charge(
+    usage: Usage, known: KnownPrice | None, limits: Ceiling, asked: str | None, served: str | None
+) -> Charge:
+    if known is None:
         return Charge(state=State.UNKNOWN, usd=None, reason=Reason.NO_PRICE)
     if _implausible(usage):
-        return Charge(state=State.UNKNOWN, usd=None, reason=Reason.IMPLAUSIBLE, price_version=price.version)
+        return Charge(state=State.UNKNOWN, usd=None, reason=Reason.IMPLAUSIBLE, price_version=known.version)
     usage, flags = _consistent(usage)
-    if usage.billed_units:
+    found = known if served is None and asked is None else _served(known, asked, served)
+    if isinstance(found, Reason):
+        not_told = found is Reason.SERVICE_TIER_NOT_TOLD
         return Charge(
-            state=State.UNKNOWN, usd=None, reason=Reason.UNPRICED_UNITS, price_version=price.version, flags=flags
+            state=State.UNKNOWN,
+            usd=None,
+            reason=found,
+            # What serves at a tier without a price may cost anything.
+            upper_bound=upper_bound(known, limits, usage, asked_tier=asked) if not_told else None,
+            price_version=known.version,
+            flags=flags,
         )
-    if isinstance(price, Price):
+    if usage.units and any(count and kind not in _units_of(found) for kind, count in usage.units.items()):
+        return Charge(
+            state=State.UNKNOWN, usd=None, reason=Reason.UNPRICED_UNITS, price_version=known.version, flags=flags
+        )
+    price = found if isinstance(found, Price) else found.of(usage.input_total) if usage.input_total else None
+    if price is not None:
         amount_in, amount_out = _input_amount(price, usage), _output_amount(price, usage)
         if amount_in is not None and amount_out is not None:
-            return _charged(_dollars(price, amount_in, amount_out), price, flags)
-    elif usage.input_total and usage.output_total is not None:
-        return _charged(price.calculate(usage), price, flags)
+            return _charged(_dollars(price, amount_in, amount_out, usage), price, flags)
     return Charge(
         state=State.UNKNOWN,
         usd=None,
         reason=Reason.PARTIAL_USAGE if usage.input_total or usage.output_total is not None else Reason.NO_USAGE,
-        upper_bound=upper_bound(price, limits, usage),
-        price_version=price.version,
+        upper_bound=upper_bound(found, limits, usage),
+        price_version=known.version,
         flags=flags,
     )
 
 
-def _charged(amount: Decimal, price: KnownPrice, flags: tuple[Flag, ...]) -> Charge:
+def _charged(amount: Decimal, price: Price, flags: tuple[Flag, ...]) -> Charge:
     if amount >= LIMIT_USD:
         return Charge(
             state=State.UNKNOWN, usd=None, reason=Reason.IMPLAUSIBLE, price_version=price.version, flags=flags
@@ -240,19 +303,55 @@ def _charged(amount: Decimal, price: KnownPrice, flags: tuple[Flag, ...]) -> Cha
     return Charge(state=State.CHARGED, usd=_rounded(amount), price_version=price.version, flags=flags)
 
 
+def _units_of(price: KnownPrice) -> Mapping[str, Decimal]:
+    """What pieces cost is the same in all bands."""
+    return price.per_unit if isinstance(price, Price) else price.bands[0][1].per_unit
+
+
+# ------------------------------------------------------------------------ bounds
+
+
+def _tier_bound(price: KnownPrice, limits: Ceiling, usage: Usage) -> Decimal | None:
+    if any(count and kind not in _units_of(price) for kind, count in (usage.units or {}).items()):
+        return None
+    if isinstance(price, Price):
+        return _band_bound(price, usage, limits)
+    if usage.input_total:
+        return _band_bound(price.of(usage.input_total), usage, limits)
+    bounds = []
+    for above, band in price.bands:
+        # Where the input is not known to stay below a band, that band may be the one that is charged.
+        if above and limits.input_tokens is not None and limits.input_tokens <= above:
+            continue
+        bound = _band_bound(band, usage, limits)
+        if bound is None:
+            return None
+        bounds.append(bound)
+    return max(bounds)
+
+
 def _band_bound(price: Price, usage: Usage, limits: Ceiling) -> Decimal | None:
     amount_in, amount_out = _input_amount(price, usage), _output_amount(price, usage)
     if amount_in is None:
-        amount_in = _at_most(limits.input_tokens, _input_rates(price))
+        rates = _input_rates(price)
+        if price.media is not None and not limits.only_text:
+            rates += _media_rates(price.media, "input_image", "input_audio", "input_video")
+            rates += _media_rates(price.media, "cache_read_image", "cache_read_audio")
+        amount_in = _at_most(limits.input_tokens, rates)
     if amount_out is None:
         amount_out = _at_most(limits.output_tokens, _output_rates(price))
-    return None if amount_in is None or amount_out is None else _dollars(price, amount_in, amount_out)
+    if amount_in is None or amount_out is None:
+        return None
+    return _dollars(price, amount_in, amount_out, usage)
+
+
+# ----------------------------------------------------------------------- amounts
 
 
 def _input_amount(price: Price, usage: Usage) -> Decimal | None:
     """Millionths of a dollar; None where the tokens are not known and would cost something."""
     if not usage.input_total:
-        return None if any(_input_rates(price)) else _ZERO
+        return None if any(_input_rates(price)) or _costs_media(price.media) else _ZERO
     read, write_5m, write_1h = usage.cache_read or 0, usage.cache_write_5m or 0, usage.cache_write_1h or 0
     amount = _EXACT.multiply(price.input, usage.input_total - read - write_5m - write_1h)
     if read or write_5m or write_1h:
@@ -260,6 +359,34 @@ def _input_amount(price: Price, usage: Usage) -> Decimal | None:
         amount = _EXACT.fma(read_rate, read, amount)
         amount = _EXACT.fma(write_5m_rate, write_5m, amount)
         amount = _EXACT.fma(write_1h_rate, write_1h, amount)
+    return amount if price.media is None else _EXACT.add(amount, _media_input(price, price.media, usage))
+
+
+def _media_input(price: Price, media: Media, usage: Usage) -> Decimal:
+    """What images, sound and video cost more, or less, than as much text."""
+    read, written = usage.cache_read or 0, (usage.cache_write_5m or 0) + (usage.cache_write_1h or 0)
+    read_rate = price.input if price.cache_read is None else price.cache_read
+    #: Tokens left that were not cached, and that were read from the cache.
+    fresh_left, read_left = (usage.input_total or 0) - read - written, read
+    kinds = []
+    for total, of_read, rate, of_read_rate in (
+        (usage.input_image, usage.cache_read_image, media.input_image, media.cache_read_image),
+        (usage.input_audio, usage.cache_read_audio, media.input_audio, media.cache_read_audio),
+        (usage.input_video, None, media.input_video, None),
+    ):
+        if total and (rate is not None or of_read_rate is not None):
+            fresh_rate = price.input if rate is None else rate
+            otherwise = fresh_rate if price.cache_read is None else price.cache_read
+            kinds.append((fresh_rate, otherwise if of_read_rate is None else of_read_rate, total, of_read))
+    amount = _ZERO
+    # Where it is not told which tokens the cache had, it had text first, and of the rest the cheapest.
+    for rate, of_read_rate, total, of_read in sorted(kinds, key=lambda kind: kind[0], reverse=True):
+        cached = max(total - fresh_left, 0) if of_read is None else min(of_read, total)
+        cached = min(cached, read_left)
+        fresh = min(total - cached, fresh_left)
+        fresh_left, read_left = fresh_left - fresh, read_left - cached
+        amount = _EXACT.fma(_EXACT.subtract(rate, price.input), fresh, amount)
+        amount = _EXACT.fma(_EXACT.subtract(of_read_rate, read_rate), cached, amount)
     return amount
 
 
@@ -267,13 +394,20 @@ def _output_amount(price: Price, usage: Usage) -> Decimal | None:
     """Millionths of a dollar; None where the tokens are not known and would cost something."""
     if usage.output_total is None:
         return None if any(_output_rates(price)) else _ZERO
-    if not usage.reasoning or price.reasoning is None:
-        return _EXACT.multiply(price.output, usage.output_total)
-    plain = _EXACT.multiply(price.output, usage.output_total - usage.reasoning)
-    return _EXACT.fma(price.reasoning, usage.reasoning, plain)
+    amount = _EXACT.multiply(price.output, usage.output_total)
+    if usage.reasoning and price.reasoning is not None:
+        amount = _EXACT.fma(_EXACT.subtract(price.reasoning, price.output), usage.reasoning, amount)
+    if price.media is not None:
+        for rate, tokens in (
+            (price.media.output_image, usage.output_image),
+            (price.media.output_audio, usage.output_audio),
+        ):
+            if rate is not None and tokens:
+                amount = _EXACT.fma(_EXACT.subtract(rate, price.output), tokens, amount)
+    return amount
 
 
-def _input_rates(price: Price) -> tuple[Decimal, Decimal, Decimal, Decimal]:
+def _input_rates(price: Price) -> tuple[Decimal, ...]:
     """Uncached, read, written for 5 minutes, written for an hour."""
     write_5m = price.input if price.cache_write_5m is None else price.cache_write_5m
     return (
@@ -285,34 +419,43 @@ def _input_rates(price: Price) -> tuple[Decimal, Decimal, Decimal, Decimal]:
 
 
 def _output_rates(price: Price) -> tuple[Decimal, ...]:
-    return (price.output,) if price.reasoning is None else (price.output, price.reasoning)
+    rates = (price.output,) if price.reasoning is None else (price.output, price.reasoning)
+    return rates if price.media is None else rates + _media_rates(price.media, "output_image", "output_audio")
+
+
+def _media_rates(media: Media, *names: str) -> tuple[Decimal, ...]:
+    return tuple(rate for name in names if (rate := getattr(media, name)) is not None)
+
+
+def _costs_media(media: Media | None) -> bool:
+    return media is not None and any(_media_rates(media, "input_image", "input_audio", "input_video"))
 
 
 def _at_most(tokens: int | None, rates: tuple[Decimal, ...]) -> Decimal | None:
     return None if tokens is None else _EXACT.multiply(max(rates), tokens)
 
 
-def _dollars(price: Price, amount_in: Decimal, amount_out: Decimal) -> Decimal:
-    return _EXACT.add(_EXACT.scaleb(_EXACT.add(amount_in, amount_out), -6), price.per_request)
+def _dollars(price: Price, amount_in: Decimal, amount_out: Decimal, usage: Usage) -> Decimal:
+    amount = _EXACT.add(_EXACT.scaleb(_EXACT.add(amount_in, amount_out), -6), price.per_request)
+    for kind, count in (usage.units or {}).items():
+        if count:
+            amount = _EXACT.fma(price.per_unit[kind], count, amount)
+    return amount
 
 
 def _rounded(amount: Decimal) -> Decimal:
     return amount.quantize(_QUANTUM, context=_EXACT)
 
 
+# ------------------------------------------------------------------- plausibility
+
+
 def _implausible(usage: Usage) -> bool:
-    return any(
-        count is not None and not 0 <= count <= LIMIT_TOKENS
-        for count in (
-            usage.input_total,
-            usage.cache_read,
-            usage.cache_write_5m,
-            usage.cache_write_1h,
-            usage.output_total,
-            usage.reasoning,
-            usage.billed_units,
-        )
-    )
+    for name in COUNTS:
+        count = getattr(usage, name)
+        if count is not None and not 0 <= count <= LIMIT_TOKENS:
+            return True
+    return usage.units is not None and not all(0 <= count <= LIMIT_TOKENS for count in usage.units.values())
 
 
 def _consistent(usage: Usage) -> tuple[Usage, tuple[Flag, ...]]:
@@ -329,7 +472,31 @@ def _consistent(usage: Usage) -> tuple[Usage, tuple[Flag, ...]]:
     if usage.output_total is not None and (usage.reasoning or 0) > usage.output_total:
         usage = msgspec.structs.replace(usage, reasoning=usage.output_total)
         flags = (*flags, Flag.REASONING_EXCEEDS_OUTPUT)
+    if usage.input_image or usage.input_audio or usage.input_video or usage.output_image or usage.output_audio:
+        cut = _media_cut(usage)
+        if cut is not usage:
+            usage = cut
+            flags = (*flags, Flag.MEDIA_EXCEEDS_TOTAL)
     return usage, flags
+
+
+def _media_cut(usage: Usage) -> Usage:
+    """With no more images, sound and video than there are tokens to be of them; reasoning is text."""
+    cut: dict[str, int] = {}
+    said = None if usage.output_total is None else usage.output_total - (usage.reasoning or 0)
+    for total, names in (
+        (usage.input_total, ("input_audio", "input_image", "input_video")),
+        (said, ("output_image", "output_audio")),
+    ):
+        if total is None:
+            continue
+        left = total
+        for name in names:
+            count = getattr(usage, name) or 0
+            if count > left:
+                cut[name] = left
+            left -= min(count, left)
+    return msgspec.structs.replace(usage, **cut) if cut else usage
 
 
 def decimal_string(usd: Decimal) -> str:

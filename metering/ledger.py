@@ -50,6 +50,8 @@ class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: USD as a decimal number: the most it can cost.
     upper_bound_usd: str | None = None
     price_version: str | None = None
+    #: The tier of the provider's service that was asked for.
+    asked_tier: str | None = None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +72,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_total: int | None = None
     reasoning: int | None = None
     served_model: str | None = None
+    #: The tier of its service that the provider says served it.
+    service_tier: str | None = None
     provider_request_id: str | None = None
     error_class: str | None = None
     error_code: str | None = None

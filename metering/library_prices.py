@@ -2,47 +2,92 @@
 Published prices, from the genai-prices library.
 
 Few operators type in the price of a public model, and a list kept by hand goes stale: that would make most costs
-unknown or wrong. The library brings dated prices, off-peak hours and context tiers; no other module knows it.
+unknown or wrong. The library brings dated prices, off-peak hours, context tiers and service tiers; no other module
+knows it. Its list comes with the installed release; a newer one can be kept in a file, `metering.price_list`.
 
-Three habits of the library are corrected here: a model it lists without a token price (speech, pages, or nobody entered
-one) would cost 0 and is unknown instead; its provider is found by the address that is really called, never by what an
-operator named it; and lookups of names that callers made up do not fill its unbounded caches.
+Four habits of the library are corrected here: a model it lists without a token price (speech, pages, or nobody entered
+one) would cost 0 and is unknown instead; so is one with a part that no usage tells apart; its provider is found by the
+address that is really called, never by what an operator named it; and lookups of names that callers made up do not fill
+its unbounded caches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from metering.prices import KnownPrice, LibraryPrice, Price
-from metering.usage import Usage
+import msgspec
+
+from metering.prices import STANDARD, Banded, KnownPrice, Media, Price
 
 if TYPE_CHECKING:
-    from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
+    from genai_prices.data_snapshot import DataSnapshot
+    from genai_prices.types import ModelInfo, PriceVariant, Provider, TieredPrices
 
     _Figures: TypeAlias = Mapping[str, Decimal | TieredPrices]
 
 #: Lookups kept, hits and misses; all are forgotten beyond it. Configured routes are a few hundred at most.
 LOOKUPS = 4096
 
+#: The library's names for tokens, and ours. A model priced in any other has a part that no usage tells apart.
+_TOKENS: Final = {
+    "input_mtok": "input",
+    "output_mtok": "output",
+    "cache_read_mtok": "cache_read",
+    "cache_write_mtok": "cache_write_5m",
+    "cache_write_5m_mtok": "cache_write_5m",
+    "cache_write_1h_mtok": "cache_write_1h",
+    "output_reasoning_mtok": "reasoning",
+}
+_MEDIA: Final = {
+    "input_image_mtok": "input_image",
+    "input_audio_mtok": "input_audio",
+    "input_video_mtok": "input_video",
+    "cache_image_read_mtok": "cache_read_image",
+    "cache_audio_read_mtok": "cache_read_audio",
+    "output_image_mtok": "output_image",
+    "output_audio_mtok": "output_audio",
+}
+#: By the thousand.
+_PIECES: Final = {"web_searches_kcount": "web_search", "storage_searches_kcount": "file_search"}
+_REQUESTS: Final = "requests_kcount"
+_COUNTED: Final = frozenset({*_TOKENS, *_MEDIA, *_PIECES, _REQUESTS})
+
+#: What the library knows a price by, and the word in an answer that says so. Other conditions are of no tier.
+_TIERS: Final = {("processing", "batch"): "batch", ("speed", "fast"): "fast"}
+
+
+class Found(NamedTuple):
+    """A model of the list."""
+
+    model: ModelInfo
+    #: Its service tiers hold only at the provider that it is listed under.
+    own: bool
+
 
 class Library:
-    """The prices bundled with the installed release. Opening it costs about 0.4 s and 40 MB: do it at start-up."""
+    """A price list. Opening the bundled one costs about 0.4 s and 40 MB: do it at start-up."""
 
-    def __init__(self) -> None:
+    def __init__(self, snapshot: DataSnapshot | None = None, version: str | None = None) -> None:
+        """None: the list of the installed release."""
         # Here and not at the top, so that a gateway whose routes all have a configured price never pays for it.
         import genai_prices  # noqa: PLC0415
         from genai_prices import data_snapshot  # noqa: PLC0415
 
-        self._version = f"genai-prices:{genai_prices.__version__}"
-        self._count = genai_prices.Usage
-        self._snapshot = data_snapshot.get_snapshot()
+        self.version = version or f"genai-prices:{genai_prices.__version__}"
+        self._snapshot = snapshot or data_snapshot.get_snapshot()
         self._providers: dict[str, Provider | None] = {}
-        self._models: dict[tuple[str, str], ModelInfo | None] = {}
-        # By identity: the library hands out the same object for as long as a price is in force, and keeps it alive.
-        self._prices: dict[tuple[int, bool, bool], KnownPrice | None] = {}
+        self._models: dict[tuple[str, str], Found | None] = {}
+        self._in_force: dict[tuple[str, str], tuple[int, KnownPrice | None]] = {}
+        # By identity: the library hands out the same objects as long as it lives, and keeps them alive.
+        self._prices: dict[tuple[object, ...], KnownPrice | None] = {}
+
+    @property
+    def models(self) -> int:
+        """How many models it lists."""
+        return sum(len(provider.models) for provider in self._snapshot.providers)
 
     def price(self, base_url: str, upstream_model: str, at: datetime) -> KnownPrice | None:
         """
@@ -50,31 +95,34 @@ class Library:
 
         A time without zone is UTC. None where the library does not know the address, the name or a price for tokens.
         """
-        model = self._model(base_url, upstream_model)
-        if model is None:
-            return None
-        price = model.get_prices(at)
-        # An entry without a figure is free only where the vendor's own name for it says so. Embeddings have no output.
-        key = (id(price), upstream_model.endswith(":free"), "embed" in upstream_model.lower())
-        if key not in self._prices:
-            self._prices[key] = self._known(price, free=key[1], no_output=key[2])
-        return self._prices[key]
+        key, second = (base_url, upstream_model), int(at.timestamp())
+        known = self._in_force.get(key)
+        if known is not None and known[0] == second:
+            return known[1]
+        found = self._model(base_url, upstream_model)
+        price = None if found is None else self._price(found, upstream_model, at)
+        if len(self._in_force) >= LOOKUPS:
+            self._in_force.clear()
+        self._in_force[key] = (second, price)
+        return price
 
     def context_window(self, base_url: str, upstream_model: str) -> int | None:
-        model = self._model(base_url, upstream_model)
-        return None if model is None else model.context_window
+        found = self._model(base_url, upstream_model)
+        return None if found is None else found.model.context_window
 
-    def _model(self, base_url: str, upstream_model: str) -> ModelInfo | None:
+    def _model(self, base_url: str, upstream_model: str) -> Found | None:
         key = (base_url, upstream_model)
         if key not in self._models:
             if len(self._models) >= LOOKUPS:
                 self._models.clear()
             provider = self._provider(base_url)
-            self._models[key] = (
+            model = (
                 None
                 if provider is None
                 else provider.find_model(upstream_model, all_providers=self._snapshot.providers)
             )
+            own = provider is not None and any(model is each for each in provider.models)
+            self._models[key] = None if model is None else Found(model, own)
         return self._models[key]
 
     def _provider(self, base_url: str) -> Provider | None:
@@ -85,35 +133,53 @@ class Library:
                 self._providers[base_url] = None
         return self._providers[base_url]
 
-    def _known(self, price: ModelPrice, *, free: bool, no_output: bool = False) -> KnownPrice | None:
-        figures = {key: value for key, value in vars(price).items() if value is not None}
+    def _price(self, found: Found, upstream_model: str, at: datetime) -> KnownPrice | None:
+        standard = found.model.get_prices(at)
+        # An entry without a figure is free only where the vendor's own name for it says so. Embeddings have no output.
+        free, no_output = upstream_model.endswith(":free"), "embed" in upstream_model.lower()
+        variants = tuple(
+            variant
+            for variant in (found.model.price_variants or () if found.own else ())
+            if variant.constraint is None or variant.constraint.active(at)
+        )
+        key = (id(standard), free, no_output, *map(id, variants))
+        if key not in self._prices:
+            known = self._known(vars(standard), free=free, no_output=no_output)
+            if known is not None and variants:
+                tiers = {}
+                for name, context in _tiers(variants):
+                    figures = vars(found.model.get_prices(at, context))
+                    if (tier := self._known(figures, no_output=no_output)) is not None:
+                        tiers[name] = tier
+                known = msgspec.structs.replace(known, service_tiers=tiers)
+            self._prices[key] = known
+        return self._prices[key]
+
+    def _known(
+        self, told: Mapping[str, Decimal | TieredPrices | None], *, free: bool = False, no_output: bool = False
+    ) -> KnownPrice | None:
+        figures = {key: value for key, value in told.items() if value is not None}
         if no_output:
             figures.setdefault("output_mtok", Decimal(0))
         if not figures and free:
-            return Price(input=Decimal(0), output=Decimal(0), version=self._version)
-        if "input_mtok" not in figures or "output_mtok" not in figures:
+            return Price(input=Decimal(0), output=Decimal(0), version=self.version)
+        if "input_mtok" not in figures or "output_mtok" not in figures or not figures.keys() <= _COUNTED:
             return None
         starts = {0} | {
             tier.start for value in figures.values() if not isinstance(value, Decimal) for tier in value.tiers
         }
-        bands = tuple((start, _band(figures, start, self._version)) for start in sorted(starts))
-        # A price of one band is the same multiplication in the library, at ten times the cost.
-        if len(bands) == 1:
-            return bands[0][1]
+        bands = tuple((start, _band(figures, start, self.version)) for start in sorted(starts))
+        return bands[0][1] if len(bands) == 1 else Banded(bands=bands, version=self.version)
 
-        def calculate(usage: Usage) -> Decimal:
-            counted = self._count(
-                input_tokens=usage.input_total or 0,
-                cache_read_tokens=usage.cache_read or 0,
-                cache_write_tokens=(usage.cache_write_5m or 0) + (usage.cache_write_1h or 0),
-                cache_write_5m_tokens=usage.cache_write_5m or 0,
-                cache_write_1h_tokens=usage.cache_write_1h or 0,
-                output_tokens=usage.output_total or 0,
-                output_reasoning_tokens=usage.reasoning or 0,
-            )
-            return price.calc_price(counted)["total_price"]
 
-        return LibraryPrice(bands=bands, calculate=calculate, version=self._version)
+def _tiers(variants: Iterable[PriceVariant]) -> Iterator[tuple[str, dict[str, str]]]:
+    """What answers call the tiers that these are the prices of, each with the library's name for it."""
+    for variant in variants:
+        if len(variant.when) == 1:
+            ((key, value),) = variant.when.items()
+            name = value if key == "service_tier" else _TIERS.get((key, value))
+            if name is not None and name not in STANDARD:
+                yield name, dict(variant.when)
 
 
 def _band(figures: _Figures, start: int, version: str) -> Price:
@@ -125,6 +191,7 @@ def _band(figures: _Figures, start: int, version: str) -> Price:
         return next((tier.price for tier in reversed(value.tiers) if start >= tier.start), value.base)
 
     rates = {key: rate(value) for key, value in figures.items()}
+    media = {ours: rates[key] for key, ours in _MEDIA.items() if key in rates}
     write = rates.get("cache_write_mtok")
     return Price(
         input=rates["input_mtok"],
@@ -133,6 +200,8 @@ def _band(figures: _Figures, start: int, version: str) -> Price:
         cache_write_5m=rates.get("cache_write_5m_mtok", write),
         cache_write_1h=rates.get("cache_write_1h_mtok", write),
         reasoning=rates.get("output_reasoning_mtok"),
-        per_request=rates.get("requests_kcount", Decimal(0)) / 1000,
+        media=Media(**media) if media else None,
+        per_request=rates.get(_REQUESTS, Decimal(0)).scaleb(-3),
+        per_unit={ours: rates[key].scaleb(-3) for key, ours in _PIECES.items() if key in rates},
         version=version,
     )

@@ -10,18 +10,49 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from decimal import Decimal
-from typing import NamedTuple, Protocol, TypeAlias
+from decimal import Context, Decimal
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from metering.usage import Usage
+#: What providers call the tier that their plain prices are of: OpenAI, Anthropic and Gemini, Groq.
+STANDARD: Final = frozenset({"default", "standard", "standard_only", "on_demand"})
+#: Asks for whatever the account has; in an answer it says nothing.
+AUTO: Final = "auto"
+#: In `service_tiers`: every tier that is not named.
+ANY_TIER: Final = "*"
 
 _PLAIN_DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,12})?")
+_UNIT = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_SERVICE_TIER = re.compile(r"\*|[a-z0-9][a-z0-9_.-]{0,63}")
 _REQUIRED = ("input", "output")
-_OPTIONAL = ("cache_read", "cache_write_5m", "cache_write_1h", "reasoning", "per_request")
+_OPTIONAL = ("cache_read", "cache_write_5m", "cache_write_1h", "reasoning")
+_MEDIA = (
+    "input_image",
+    "input_audio",
+    "input_video",
+    "cache_read_image",
+    "cache_read_audio",
+    "output_image",
+    "output_audio",
+)
+_RATES = (*_REQUIRED, *_OPTIONAL, *_MEDIA)
+_EXACT = Context(prec=60)
+
+
+class Media(msgspec.Struct, frozen=True, kw_only=True):
+    """What tokens that are no text cost, in USD per million. None: as if they were text."""
+
+    input_image: Decimal | None = None
+    input_audio: Decimal | None = None
+    input_video: Decimal | None = None
+    #: None: as any token read from the cache, where that has a price, else as one that was not.
+    cache_read_image: Decimal | None = None
+    cache_read_audio: Decimal | None = None
+    output_image: Decimal | None = None
+    output_audio: Decimal | None = None
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,23 +69,32 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_5m: Decimal | None = None
     cache_write_1h: Decimal | None = None
     reasoning: Decimal | None = None
+    #: None: every token costs what one of text does.
+    media: Media | None = None
     #: USD for each answer, whatever its size.
     per_request: Decimal = Decimal(0)
+    #: USD for each piece of what is billed by the piece, by its kind. What is not in it has no price.
+    per_unit: Mapping[str, Decimal] = {}
     #: Names the list it comes from: `config:<hash>`, `free:<provider>:<pattern>` or `genai-prices:<version>`.
     version: str
+    #: What holds instead where the provider says that another tier than its standard one served the call.
+    service_tiers: Mapping[str, KnownPrice] = {}
 
 
-class LibraryPrice(msgspec.Struct, frozen=True, kw_only=True):
-    """A published price that depends on the size of the input. The library calculates it; the bands bound it."""
+class Banded(msgspec.Struct, frozen=True, kw_only=True):
+    """A price that depends on the size of the input: the whole request costs what its band says, as providers bill."""
 
     #: The price where the whole input has more than that many tokens, in ascending order, from 0.
     bands: tuple[tuple[int, Price], ...]
-    #: USD, not rounded. Parts of the usage must not exceed their totals.
-    calculate: Callable[[Usage], Decimal]
     version: str
+    service_tiers: Mapping[str, KnownPrice] = {}
+
+    def of(self, input_tokens: int) -> Price:
+        """The band of an input of this size."""
+        return next(band for above, band in reversed(self.bands) if not above or input_tokens > above)
 
 
-KnownPrice: TypeAlias = Price | LibraryPrice
+KnownPrice: TypeAlias = Price | Banded
 
 
 def usd(text: object, *, name: str) -> Decimal:
@@ -72,27 +112,182 @@ def usd(text: object, *, name: str) -> Decimal:
     return Decimal(text)
 
 
-def configured_price(table: Mapping[str, object]) -> Price:
+def configured_price(table: Mapping[str, object]) -> KnownPrice:
     """
     The price in a configuration table such as `{ input = "2.50", output = "10.00" }`; these two are required.
 
     Raises ValueError that lists every fault of the table.
     """
-    known = (*_REQUIRED, *_OPTIONAL)
-    faults = [f"{name}: not a price; known are {', '.join(known)}" for name in table if name not in known]
-    faults += [f'{name}: missing; write "0" where it costs nothing' for name in _REQUIRED if name not in table]
-    amounts: dict[str, Decimal] = {}
-    for name in known:
-        if name in table:
-            try:
-                amounts[name] = usd(table[name], name=name)
-            except ValueError as fault:
-                faults.append(str(fault))
-    if faults:
-        raise ValueError("; ".join(faults))
-    canonical = ";".join(f"{name}={amounts[name].normalize():f}" for name in known if name in amounts)
-    version = f"config:{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"
-    return Price(version=version, **amounts)
+    reading = _Reading()
+    known = reading.price(table, "", service_tiers=True)
+    if reading.faults or known is None:
+        raise ValueError("; ".join(reading.faults))
+    return known
+
+
+class _Reading:
+    """A price table on its way to a price, collecting its faults by their paths."""
+
+    def __init__(self) -> None:
+        self.faults: list[str] = []
+        #: Everything that was read, in one order, whatever the order it was written in.
+        self._canonical: list[str] = []
+
+    def price(
+        self, table: Mapping[str, object], at: str, *, service_tiers: bool = False, standard: Price | None = None
+    ) -> KnownPrice | None:
+        """None where it has faults. `standard` is the price that this one is a service tier of."""
+        known = (*_RATES, "per_request", "per_unit", "tiers", *(("service_tiers",) if service_tiers else ()))
+        self._unknown(table, known, at)
+        amounts = self._amounts(table, at)
+        per_request = self._amount(table, "per_request", at)
+        per_unit: Mapping[str, Decimal] | None = self._per_unit(table.get("per_unit"), f"{at}per_unit")
+        if standard is not None:
+            per_request = standard.per_request if per_request is None else per_request
+            per_unit = standard.per_unit if per_unit is None else per_unit
+        base = self._made(amounts, per_request or Decimal(0), per_unit or {})
+        bands = [(0, base), *self._bands(table.get("tiers"), f"{at}tiers", amounts, base)]
+        services: dict[str, KnownPrice | None] = {}
+        if service_tiers and base is not None:
+            services = self._services(table.get("service_tiers"), f"{at}service_tiers", bands, base)
+        if self.faults or base is None:
+            return None
+        version = f"config:{hashlib.sha256(';'.join(self._canonical).encode()).hexdigest()[:12]}"
+        return _versioned([(above, band) for above, band in bands if band is not None], services, version)
+
+    def _services(
+        self, given: object, at: str, bands: Sequence[tuple[int, Price | None]], base: Price
+    ) -> dict[str, KnownPrice | None]:
+        found: dict[str, KnownPrice | None] = {}
+        for name, table in sorted(self._table(given, at).items()):
+            where = f"{at}.{name}"
+            if name in STANDARD or name == AUTO:
+                self.faults.append(f"{where}: is no tier beside the standard one, whose prices are those of the table")
+            elif not _SERVICE_TIER.fullmatch(name):
+                self.faults.append(f'{where}: not a tier as providers name them, such as "flex", or "*" for all others')
+            self._canonical.append(f"{where}:")
+            entries = self._table(table, where)
+            if "factor" not in entries:
+                found[name] = self.price(entries, f"{where}.", standard=base)
+                continue
+            self._unknown(entries, ("factor",), f"{where}.", "a tier has a factor or prices of its own")
+            factor = self._amount(entries, "factor", f"{where}.")
+            if factor is not None:
+                scaled = [(above, _scaled(band, factor)) for above, band in bands if band is not None]
+                found[name] = _versioned(scaled, {}, "")
+        return found
+
+    def _bands(
+        self, given: object, at: str, base: Mapping[str, Decimal], price: Price | None
+    ) -> Iterator[tuple[int, Price | None]]:
+        if given is None:
+            return
+        if not isinstance(given, list) or not given:
+            self.faults.append(f"{at}: must be a list of tables, each with `above` in tokens")
+            return
+        last = 0
+        for place, entry in enumerate(given):
+            where = f"{at}.{place}"
+            table = self._table(entry, where)
+            self._unknown(table, ("above", *_RATES), f"{where}.")
+            above = table.get("above")
+            if type(above) is not int or not last < above <= 10**12:
+                more = f" and more than the one before, {last}" if last else ""
+                self.faults.append(f"{where}.above: must be a number of input tokens, more than 0{more}")
+                continue
+            last = above
+            self._canonical.append(f"{where}.above={above}")
+            # What a table leaves out would else cost as much as plain input, or as little as below the band: neither
+            # is what the operator meant to say.
+            amounts = self._amounts(table, f"{where}.", _REQUIRED + tuple(n for n in base if n not in _REQUIRED))
+            yield above, price and self._made(amounts, price.per_request, price.per_unit)
+
+    def _amounts(self, table: Mapping[str, object], at: str, required: Sequence[str] = _REQUIRED) -> dict[str, Decimal]:
+        for name in required:
+            if name not in table:
+                self.faults.append(f'{at}{name}: missing; write "0" where it costs nothing')
+        found = {name: self._amount(table, name, at) for name in _RATES}
+        return {name: amount for name, amount in found.items() if amount is not None}
+
+    def _amount(self, table: Mapping[str, object], name: str, at: str) -> Decimal | None:
+        if name not in table:
+            return None
+        try:
+            amount = usd(table[name], name=f"{at}{name}")
+        except ValueError as fault:
+            self.faults.append(str(fault))
+            return None
+        self._canonical.append(f"{at}{name}={amount.normalize():f}")
+        return amount
+
+    def _per_unit(self, given: object, at: str) -> dict[str, Decimal] | None:
+        if given is None:
+            return None
+        table = self._table(given, at)
+        self.faults.extend(
+            f'{at}.{name}: not a kind of what is billed by the piece, such as "web_search"'
+            for name in table
+            if not _UNIT.fullmatch(name)
+        )
+        found = {name: self._amount(table, name, f"{at}.") for name in sorted(table)}
+        return {name: amount for name, amount in found.items() if amount is not None}
+
+    def _table(self, given: object, at: str) -> Mapping[str, object]:
+        if given is None:
+            return {}
+        if not isinstance(given, Mapping):
+            self.faults.append(f"{at}: must be a table")
+            return {}
+        return given
+
+    def _unknown(self, table: Mapping[str, object], known: Sequence[str], at: str, why: str | None = None) -> None:
+        told = why or f"not a price; known are {', '.join(known)}"
+        self.faults.extend(f"{at}{name}: {told}" for name in table if name not in known)
+
+    def _made(
+        self, amounts: Mapping[str, Decimal], per_request: Decimal, per_unit: Mapping[str, Decimal]
+    ) -> Price | None:
+        if not all(name in amounts for name in _REQUIRED):
+            return None
+        media = {name: amounts[name] for name in _MEDIA if name in amounts}
+        return Price(
+            input=amounts["input"],
+            output=amounts["output"],
+            cache_read=amounts.get("cache_read"),
+            cache_write_5m=amounts.get("cache_write_5m"),
+            cache_write_1h=amounts.get("cache_write_1h"),
+            reasoning=amounts.get("reasoning"),
+            media=Media(**media) if media else None,
+            per_request=per_request,
+            per_unit=per_unit,
+            version="",
+        )
+
+
+def _versioned(
+    bands: Sequence[tuple[int, Price]], services: Mapping[str, KnownPrice | None], version: str
+) -> KnownPrice:
+    """One price of these bands, all of it with its version."""
+    tiers: dict[str, KnownPrice] = {}
+    for name, service in services.items():
+        if service is not None:
+            of_it = service.bands if isinstance(service, Banded) else ((0, service),)
+            tiers[name] = _versioned(of_it, {}, version)
+    named = tuple((above, msgspec.structs.replace(band, version=version)) for above, band in bands)
+    if len(named) == 1:
+        return msgspec.structs.replace(named[0][1], service_tiers=tiers)
+    return Banded(bands=named, version=version, service_tiers=tiers)
+
+
+def _scaled(price: Price, factor: Decimal) -> Price:
+    """The same with every token's price multiplied. What is billed by the call and by the piece stays."""
+
+    def times(amount: Decimal | None) -> Decimal | None:
+        return None if amount is None else _EXACT.multiply(amount, factor)
+
+    media = price.media and Media(**{name: times(getattr(price.media, name)) for name in _MEDIA})
+    tokens = {name: times(getattr(price, name)) for name in (*_REQUIRED, *_OPTIONAL)}
+    return msgspec.structs.replace(price, **tokens, media=media)
 
 
 class PricedRoute(NamedTuple):
@@ -124,8 +319,8 @@ class PriceBook:
     def __init__(
         self,
         *,
-        models: Mapping[str, Price],
-        routes: Mapping[str, Price],
+        models: Mapping[str, KnownPrice],
+        routes: Mapping[str, KnownPrice],
         published: Callable[[], PublishedPrices],
         free: Mapping[str, Sequence[str]] = {},
     ) -> None:
@@ -160,7 +355,7 @@ class PriceBook:
         if configured is not None:
             return configured
         if (pattern := self._free_by(provider_id, upstream_model)) is not None:
-            return Price(input=Decimal(0), output=Decimal(0), version=f"free:{provider_id}:{pattern}")
+            return _free(f"free:{provider_id}:{pattern}")
         if self._published is None:
             self._published = self._open()
         return self._published.price(provider_base_url, upstream_model, at)
@@ -175,3 +370,9 @@ class PriceBook:
             if fnmatch.fnmatchcase(upstream_model, pattern.removeprefix("!")):
                 found = None if pattern.startswith("!") else pattern
         return found
+
+
+def _free(version: str) -> Price:
+    """Nothing costs anything, whoever serves it."""
+    nothing = Price(input=Decimal(0), output=Decimal(0), version=version)
+    return msgspec.structs.replace(nothing, service_tiers={ANY_TIER: nothing})

@@ -8,11 +8,13 @@ zero, and adding absent to something stays honest by keeping the something.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import msgspec
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Two totals in tokens, each with the parts it contains."""
+    """Two totals in tokens, each with the parts it contains, and what is billed apart from tokens."""
 
     #: All input, cached parts included.
     input_total: int | None = None
@@ -22,9 +24,17 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     #: All output, reasoning included.
     output_total: int | None = None
     reasoning: int | None = None
-    #: What is billed apart from tokens and has no price here: searches that a tool of the provider's made. The charge
-    #: of an attempt that has any is not known, unless the provider tells it.
-    billed_units: int | None = None
+    #: Parts of the input that are no text, cached ones included; and which of the tokens read from the cache are such.
+    input_image: int | None = None
+    input_audio: int | None = None
+    input_video: int | None = None
+    cache_read_image: int | None = None
+    cache_read_audio: int | None = None
+    #: Parts of the output that are no text.
+    output_image: int | None = None
+    output_audio: int | None = None
+    #: What is billed by the piece and not by the token, by its kind: "web_search", "file_search".
+    units: Mapping[str, int] | None = None
 
     def merge(self, later: Usage) -> Usage:
         """
@@ -32,20 +42,39 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         field; an absent or zero figure never overwrites one that was given. A zero where nothing was given is kept: an
         answer without a token has cost nothing but its input, and that is known.
         """
+        if self is NOTHING:
+            return later
         return Usage(
-            input_total=_later(self.input_total, later.input_total),
-            cache_read=_later(self.cache_read, later.cache_read),
-            cache_write_5m=_later(self.cache_write_5m, later.cache_write_5m),
-            cache_write_1h=_later(self.cache_write_1h, later.cache_write_1h),
-            output_total=_later(self.output_total, later.output_total),
-            reasoning=_later(self.reasoning, later.reasoning),
-            billed_units=_later(self.billed_units, later.billed_units),
+            **{name: _later(getattr(self, name), getattr(later, name)) for name in COUNTS},
+            units=_each(self.units, later.units, _later),
         )
+
+    def plus(self, other: Usage) -> Usage:
+        """What two calls used together."""
+        return Usage(
+            **{name: _sum(getattr(self, name), getattr(other, name)) for name in COUNTS},
+            units=_each(self.units, other.units, _sum),
+        )
+
+
+#: The fields that are a number of tokens.
+COUNTS = tuple(name for name in Usage.__struct_fields__ if name != "units")
+
+#: Nothing reported yet.
+NOTHING = Usage()
 
 
 def _later(given: int | None, later: int | None) -> int | None:
     return later if later or given is None else given
 
 
-#: Nothing reported yet.
-NOTHING = Usage()
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other
+
+
+def _each(
+    one: Mapping[str, int] | None, other: Mapping[str, int] | None, joined: Callable[[int, int], int | None]
+) -> Mapping[str, int] | None:
+    if not one or not other:
+        return one or other
+    return {kind: joined(one.get(kind, 0), other.get(kind, 0)) or 0 for kind in {**one, **other}}

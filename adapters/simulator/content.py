@@ -114,6 +114,14 @@ class Answer(msgspec.Struct, frozen=True):
     prompt_tokens: int
     cached_tokens: int
     reasoning_tokens: int
+    #: Of the prompt, of images and of sound; of the answer, of sound.
+    image_tokens: int = 0
+    audio_tokens: int = 0
+    audio_out_tokens: int = 0
+    #: That a tool of the provider's own made.
+    searches: int = 0
+    #: None: the standard one.
+    service_tier: str | None = None
 
     @property
     def completion_tokens(self) -> int:
@@ -132,6 +140,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: int = 0
     #: Tokens of the prompt that count as read from a cache.
     cached: int = 0
+    image: int = 0
+    audio: int = 0
+    audio_out: int = 0
+    searches: int = 0
+    service_tier: str | None = None
     refusal: bool = False
 
 
@@ -170,6 +183,11 @@ def answer(request: Request, model: str, shape: Shape = PLAIN) -> Answer:
         prompt_tokens=prompt_tokens,
         cached_tokens=min(shape.cached, prompt_tokens),
         reasoning_tokens=sum(choice.tokens("reasoning") for choice in choices) if shape.reasoning else 0,
+        image_tokens=min(shape.image, prompt_tokens),
+        audio_tokens=min(shape.audio, prompt_tokens),
+        audio_out_tokens=min(shape.audio_out, sum(choice.tokens() for choice in choices)),
+        searches=shape.searches,
+        service_tier=shape.service_tier,
     )
 
 

@@ -100,6 +100,14 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reasoning: Count = 0
     #: Tokens of the prompt that count as read from a cache.
     cached: Count = 0
+    #: Tokens of the prompt that count as those of images and of sound, and of the answer as those of sound.
+    image: Count = 0
+    audio: Count = 0
+    audio_out: Count = 0
+    #: Searches that a tool of the provider's own made.
+    searches: Count = 0
+    #: The tier that the answer says it was served at, where that is not the standard one.
+    service_tier: str | None = None
     refusal: bool = False
     #: This word as the finish reason.
     finish: str | None = None
@@ -181,6 +189,11 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             unicode=self.unicode,
             reasoning=self.reasoning,
             cached=self.cached,
+            image=self.image,
+            audio=self.audio,
+            audio_out=self.audio_out,
+            searches=self.searches,
+            service_tier=self.service_tier,
             refusal=self.refusal,
         )
 

@@ -28,7 +28,7 @@ from gateway.call import Options, Resend
 from gateway.errors import AttemptedError, Code, GatewayError, ShuttingDown
 from gateway.jobs.settings import JobsSettings
 from gateway.outcome import Cost, Outcome
-from metering.usage import NOTHING, Usage
+from metering.usage import NOTHING
 
 
 class Status(enum.StrEnum):
@@ -441,7 +441,7 @@ def joined(earlier: Outcome | None, later: Outcome | None) -> Outcome | None:
     return msgspec.structs.replace(
         later,
         attempts=before + later.attempts,
-        usage=_sum_of_usage(earlier.usage, later.usage),
+        usage=earlier.usage.plus(later.usage),
         cost=_sum_of_costs([attempt.cost for attempt in before + later.attempts]),
         warnings=tuple(dict.fromkeys(earlier.warnings + later.warnings)),
     )
@@ -470,14 +470,8 @@ def as_settled(written: Outcome, now: Outcome) -> Outcome:
         settlement=now.settlement if its_end else written.settlement,
         usage=now.usage if its_end and written.usage == NOTHING else written.usage,
         served_model=written.served_model or (now.served_model if its_end else None),
+        service_tier=written.service_tier or (now.service_tier if its_end else None),
     )
-
-
-def _sum_of_usage(first: Usage, second: Usage) -> Usage:
-    def total(a: int | None, b: int | None) -> int | None:
-        return b if a is None else a if b is None else a + b
-
-    return Usage(**{name: total(getattr(first, name), getattr(second, name)) for name in Usage.__struct_fields__})
 
 
 def _sum_of_costs(costs: list[Cost]) -> Cost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -255,7 +255,7 @@ def _answer(usage: Usage | None = None, cost: str | None = None, **choice: Any) 
 
 
 def _tokens(field: str, **more: int) -> ChatResponse:
-    return _answer(usage=Usage(**({"input_total": 100, "output_total": 50, field: 20} | more)))
+    return _answer(usage=Usage(**cast("Any", {"input_total": 100, "output_total": 50, field: 20} | more)))
 
 
 _CHOICES = _answer()

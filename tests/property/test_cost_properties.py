@@ -21,7 +21,9 @@ FIELDS = ("cache_read", "cache_write_5m", "cache_write_1h", "reasoning", "per_re
 def prices(draw, rates=RATES) -> Price:
     table = {"input": draw(rates), "output": draw(rates)}
     table |= {name: draw(rates) for name in draw(st.sets(st.sampled_from(FIELDS)))}
-    return configured_price(table)
+    price = configured_price(table)
+    assert isinstance(price, Price)
+    return price
 
 
 @st.composite
@@ -56,13 +58,9 @@ def charged(usage: Usage, price: Price) -> Decimal:
     return usd
 
 
-def added(one: Usage, other: Usage) -> Usage:
-    return Usage(**{name: (getattr(one, name) or 0) + (getattr(other, name) or 0) for name in Usage.__struct_fields__})
-
-
 @given(prices(), complete(), complete())
 def test_cost_is_additive_over_disjoint_buckets(price, one, other):
-    both = charged(added(one, other), price)
+    both = charged(one.plus(other), price)
     assert both + price.per_request == charged(one, price) + charged(other, price)
 
 
@@ -85,12 +83,7 @@ def test_a_cost_is_the_sum_of_its_buckets(price, usage):
 
 @given(prices(FINE_RATES), complete(), TOKENS, TOKENS)
 def test_more_tokens_never_cost_less(price, usage, more_in, more_out):
-    more = added(
-        usage,
-        Usage(
-            input_total=more_in, cache_read=0, cache_write_5m=0, cache_write_1h=0, output_total=more_out, reasoning=0
-        ),
-    )
+    more = usage.plus(Usage(input_total=more_in, output_total=more_out))
     assert charged(more, price) >= charged(usage, price)
 
 

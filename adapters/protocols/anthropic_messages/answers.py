@@ -13,7 +13,7 @@ from adapters.body import ABSENT, given, raw_text
 from adapters.chat import ChatResponse, Choice, Reasoning, StopReason, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
-from adapters.figures import cost_usd, count
+from adapters.figures import cost_usd, count, service_tier
 from adapters.protocols.anthropic_messages import failures
 from adapters.protocols.anthropic_messages.schema import (
     BlockOut,
@@ -94,7 +94,7 @@ class Tally:
     must be made of the last of each. A zero never overwrites.
     """
 
-    __slots__ = ("_compacted", "_creation", "_input", "_one_hour", "_output", "_read", "_searches", "_thinking")
+    __slots__ = ("_compacted", "_creation", "_input", "_one_hour", "_output", "_read", "_thinking", "_units")
 
     def __init__(self) -> None:
         self._input: int | None = None
@@ -103,7 +103,7 @@ class Tally:
         self._read: int | None = None
         self._output: int | None = None
         self._thinking: int | None = None
-        self._searches: int | None = None
+        self._units: dict[str, int] = {}
         #: Summing up a context is a request of the provider's own, which its totals leave out.
         self._compacted: tuple[Usage, ...] = ()
 
@@ -121,25 +121,40 @@ class Tally:
             self._compacted = tuple(_usage_of(each) for each in wire.iterations if each.type == "compaction")
         usage = _total(self._input, self._creation, self._one_hour, self._read, self._output, self._thinking)
         for extra in self._compacted:
-            usage = _sum(usage, extra)
-        self._searches = _later(self._searches, _billed(wire.server_tool_use))
-        return usage if self._searches is None else msgspec.structs.replace(usage, billed_units=self._searches)
+            usage = usage.plus(extra)
+        for kind, number in _billed(wire.server_tool_use).items():
+            self._units[kind] = number or self._units.get(kind, 0)
+        return msgspec.structs.replace(usage, units=dict(self._units)) if self._units else usage
 
 
-def _billed(raw: msgspec.Raw) -> int | None:
+def _billed(raw: msgspec.Raw) -> dict[str, int]:
     """
-    Uses of the provider's own tools that cost something beside their tokens: all but fetching a page.
+    Uses of the provider's own tools that cost something beside their tokens, by kind: all but fetching a page.
     https://platform.claude.com/docs/en/about-claude/pricing#specific-tool-pricing
     """
     known = given(raw)
     if known is None:
-        return None
+        return {}
     try:
         uses = _object.decode(known)
     except (msgspec.DecodeError, RecursionError):
+        return {}
+    counts = {
+        kind.removesuffix("_requests"): count(told)
+        for kind, told in uses.items()
+        if kind != "web_fetch_requests" and type(told) is int
+    }
+    return {kind: number for kind, number in counts.items() if number is not None}
+
+
+def tier_of(wire: UsageOut | None) -> str | None:
+    """
+    The tier that served. A call in fast mode is told by its speed, and has prices of its own.
+    https://platform.claude.com/docs/en/build-with-claude/fast-mode
+    """
+    if wire is None:
         return None
-    counts = [count(told) for kind, told in uses.items() if kind != "web_fetch_requests" and type(told) is int]
-    return sum(each for each in counts if each is not None) if counts else None
+    return "fast" if wire.speed == "fast" else service_tier(wire.service_tier)
 
 
 def _usage_of(wire: Figures) -> Usage:
@@ -175,14 +190,6 @@ def _total(
     )
 
 
-def _sum(usage: Usage, extra: Usage) -> Usage:
-    added = {}
-    for name in usage.__struct_fields__:
-        one, other = getattr(usage, name), getattr(extra, name)
-        added[name] = one if other is None else other if one is None else one + other
-    return Usage(**added)
-
-
 def _later(known: int | None, later: int | None) -> int | None:
     later = count(later)
     return later if later or known is None else known
@@ -208,6 +215,8 @@ def read_figures(raw: msgspec.Raw) -> UsageOut | None:
         cache_creation_input_tokens=known.get("cache_creation_input_tokens"),
         cache_read_input_tokens=known.get("cache_read_input_tokens"),
         output_tokens=known.get("output_tokens"),
+        service_tier=loose.get("service_tier"),
+        speed=loose.get("speed"),
     )
 
 
@@ -280,6 +289,7 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         served_model=model or wire.model or None,
         provider_request_id=request_id(headers),
         reported_cost_usd=cost_usd(wire.cost),
+        service_tier=tier_of(wire.usage),
         native=msgspec.Raw(body.strip()),
         native_protocol=NAME,
         omitted=omitted,

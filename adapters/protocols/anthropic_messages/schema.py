@@ -8,7 +8,7 @@ of block or event never fails an answer that is otherwise good. Sources: the API
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -153,6 +153,9 @@ class Iteration(Figures):
 
 class UsageOut(Figures):
     iterations: tuple[Iteration, ...] | None = None
+    #: Words, where they are as documented.
+    service_tier: Any = None
+    speed: Any = None
 
 
 class StopDetails(Wire):

@@ -217,6 +217,7 @@ class MessageStream(ProvenStream):
     def _take_figures(self, figures: UsageOut | None, cost: msgspec.Raw, events: list[Event]) -> None:
         if figures is None and cost is ABSENT:
             return
+        self._tier = answers.tier_of(figures) or self._tier
         usage = self._usage if figures is None else self._usage.merge(self._tally.take(figures))
         self._report(usage, later_cost(self._cost, cost_usd(cost)), events)
 

@@ -15,7 +15,7 @@ from adapters.body import ABSENT, to_data_url
 from adapters.chat import ChatResponse, Choice, Image, Reasoning, StopReason, TokenLogprob, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken
-from adapters.figures import cost_usd, count
+from adapters.figures import cost_usd, count, service_tier
 from adapters.protocols.chat_completions import failures
 from adapters.protocols.chat_completions.schema import (
     AnswerOut,
@@ -94,6 +94,7 @@ def decode_answer(data: bytes) -> AnswerOut:
         error=loose.error,
         citations=loose.citations,
         search_results=loose.search_results,
+        service_tier=loose.service_tier,
     )
 
 
@@ -112,9 +113,19 @@ def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
         cache_write_5m=_part_of(prompt.cache_write_tokens if prompt else None, total_in),
         output_total=total_out,
         reasoning=_part_of(completion.reasoning_tokens if completion else None, total_out),
-        billed_units=count(wire.num_search_queries) or count(wire.num_sources_used) or None,
+        input_image=_part_of(prompt.image_tokens if prompt else None, total_in),
+        input_audio=_part_of(prompt.audio_tokens if prompt else None, total_in),
+        input_video=_part_of(prompt.video_tokens if prompt else None, total_in),
+        output_image=_part_of(completion.image_tokens if completion else None, total_out),
+        output_audio=_part_of(completion.audio_tokens if completion else None, total_out),
+        units=_units(wire),
     )
     return usage, read_cost(wire.cost)
+
+
+def _units(wire: UsageOut) -> dict[str, int] | None:
+    told = {"web_search": count(wire.num_search_queries), "search_source": count(wire.num_sources_used)}
+    return {kind: number for kind, number in told.items() if number} or None
 
 
 def read_cost(raw: msgspec.Raw) -> str | None:
@@ -386,6 +397,7 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         served_model=wire.model or None,
         provider_request_id=request_id(headers),
         reported_cost_usd=read_cost(wire.cost) or cost,
+        service_tier=service_tier(wire.service_tier),
         native=msgspec.Raw(body.strip()),
         native_protocol=NAME,
         omitted=tuple(omitted),

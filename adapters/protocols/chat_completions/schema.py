@@ -163,10 +163,15 @@ class RequestIn(Wire):
 class PromptDetails(Wire):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    audio_tokens: int | None = None
+    image_tokens: int | None = None
+    video_tokens: int | None = None
 
 
 class CompletionDetails(Wire):
     reasoning_tokens: int | None = None
+    audio_tokens: int | None = None
+    image_tokens: int | None = None
 
 
 class UsageOut(Wire):
@@ -273,6 +278,8 @@ class LooseAnswer(Wire):
     #: Perplexity's sources.
     citations: Any = None
     search_results: Any = None
+    #: A word, where it is as documented.
+    service_tier: Any = None
 
 
 class AnswerOut(LooseAnswer):

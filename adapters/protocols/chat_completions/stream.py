@@ -29,7 +29,7 @@ from adapters.chat import (
 )
 from adapters.contract import Endpoint
 from adapters.errors import Broken
-from adapters.figures import later_cost
+from adapters.figures import later_cost, service_tier
 from adapters.protocols.chat_completions import answers, failures
 from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
 from adapters.sse import ServerSentEvent
@@ -118,6 +118,8 @@ class ChatStream(ProvenStream):
             self._id = chunk.id
         if chunk.model:
             self._model = chunk.model
+        if chunk.service_tier is not None:
+            self._tier = service_tier(chunk.service_tier) or self._tier
         if chunk.citations or chunk.search_results:
             answers.note_sources(chunk, self._omitted)
         for choice in chunk.choices or ():

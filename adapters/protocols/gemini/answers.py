@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,7 @@ from adapters.chat import (
 )
 from adapters.classify import request_id
 from adapters.errors import Broken
+from adapters.figures import service_tier
 from adapters.protocols.gemini import failures, schema, signatures
 from adapters.protocols.gemini.partial import PartialCall
 from metering.usage import Usage
@@ -86,6 +87,12 @@ _loose_chunk = msgspec.json.Decoder(schema.LooseChunk)
 _logprobs = msgspec.json.Decoder(schema.LogprobsResult)
 
 
+#: https://ai.google.dev/api/generate-content#Modality. A document counts as text, which it costs as much as.
+_PROMPT_PARTS: Final = {"IMAGE": "input_image", "AUDIO": "input_audio", "VIDEO": "input_video"}
+_CACHE_PARTS: Final = {"IMAGE": "cache_read_image", "AUDIO": "cache_read_audio"}
+_CANDIDATES_PARTS: Final = {"IMAGE": "output_image", "AUDIO": "output_audio"}
+
+
 def decode_chunk(data: bytes | msgspec.Raw) -> schema.Chunk:
     """
     An answer or a chunk. Figures that are no figures cost only themselves, not the answer. Raises `Broken` (code
@@ -117,10 +124,24 @@ def finish_reason(reason: StopReason, native: str) -> str:
     return _FINISH.get(reason, "STOP")
 
 
+def served_tier(headers: Mapping[str, str], figures: Figures) -> str | None:
+    """
+    The tier that served: in a header of the answer, and in its usage.
+    https://ai.google.dev/gemini-api/docs/priority-inference
+    """
+    return _tier(headers.get("x-gemini-service-tier")) or figures.tier
+
+
+def _tier(told: object) -> str | None:
+    """Vertex AI has its tiers in the words of its traffic: "ON_DEMAND_PRIORITY"."""
+    tier = service_tier(told)
+    return None if tier is None else tier.removeprefix("service_tier_").removeprefix("on_demand_")
+
+
 class Figures:
     """The usage as it is told so far: every chunk may tell it again, in part."""
 
-    __slots__ = ("_cached", "_candidates", "_prompt", "_thoughts", "_tool_use", "usage")
+    __slots__ = ("_cached", "_candidates", "_parts", "_prompt", "_thoughts", "_tool_use", "tier", "usage")
 
     def __init__(self) -> None:
         self._prompt: int | None = None
@@ -128,6 +149,9 @@ class Figures:
         self._candidates: int | None = None
         self._thoughts: int | None = None
         self._tool_use: int | None = None
+        #: The parts that are no text, by their names in `Usage`.
+        self._parts: dict[str, int] = {}
+        self.tier: str | None = None
         self.usage = Usage()
 
     def take(self, wire: schema.UsageMetadata) -> bool:
@@ -143,6 +167,19 @@ class Figures:
             self._thoughts, changed = new, True
         if (new := wire.tool_use_prompt_token_count) != self._tool_use and _counts(self._tool_use, new):
             self._tool_use, changed = new, True
+        for names, told in (
+            (_PROMPT_PARTS, wire.prompt_tokens_details),
+            (_CACHE_PARTS, wire.cache_tokens_details),
+            (_CANDIDATES_PARTS, wire.candidates_tokens_details),
+        ):
+            for part in told or ():
+                name = names.get(part.modality or "")
+                new = part.token_count
+                if name is None or new is None or new == (known := self._parts.get(name)):
+                    continue
+                if _counts(known, new):
+                    self._parts[name], changed = new, True
+        self.tier = _tier(wire.service_tier) or _tier(wire.traffic_type) or self.tier
         if changed:
             total_in, cached = self._prompt, self._cached
             if self._tool_use is not None:
@@ -156,6 +193,13 @@ class Figures:
                 cache_read=cached if cached is None or total_in is None else min(cached, total_in),
                 output_total=total_out,
                 reasoning=thoughts,
+                input_image=self._parts.get("input_image"),
+                input_audio=self._parts.get("input_audio"),
+                input_video=self._parts.get("input_video"),
+                cache_read_image=self._parts.get("cache_read_image"),
+                cache_read_audio=self._parts.get("cache_read_audio"),
+                output_image=self._parts.get("output_image"),
+                output_audio=self._parts.get("output_audio"),
             )
         return changed
 
@@ -416,6 +460,7 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         response_id=chunk.response_id or None,
         served_model=chunk.model_version or None,
         provider_request_id=request_id(headers),
+        service_tier=served_tier(headers, figures),
         native=msgspec.Raw(body),
         native_protocol=NAME,
         omitted=tuple(omitted),

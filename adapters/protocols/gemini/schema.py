@@ -9,6 +9,8 @@ Source: https://ai.google.dev/api/generate-content
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from adapters.body import ABSENT, Wire
@@ -83,12 +85,23 @@ class PromptFeedback(Wire, rename="camel"):
     block_reason: str | None = None
 
 
+class ModalityCount(Wire, rename="camel"):
+    modality: str | None = None
+    token_count: int | None = None
+
+
 class UsageMetadata(Wire, rename="camel"):
     prompt_token_count: int | None = None
     cached_content_token_count: int | None = None
     candidates_token_count: int | None = None
     thoughts_token_count: int | None = None
     tool_use_prompt_token_count: int | None = None
+    prompt_tokens_details: tuple[ModalityCount, ...] | None = None
+    cache_tokens_details: tuple[ModalityCount, ...] | None = None
+    candidates_tokens_details: tuple[ModalityCount, ...] | None = None
+    #: Words, where they are as documented.
+    service_tier: Any = None
+    traffic_type: Any = None
 
 
 class LooseChunk(Wire, rename="camel"):

@@ -117,4 +117,5 @@ class GeminiStream(ProvenStream):
         if not ends or len(ends) < len(self._readers):
             self._fail(Broken("the stream ended before each candidate had a finish reason", code="no_terminal"))
             return
+        self._tier = answers.served_tier(self._headers, self._figures)
         self._finish(ends, events, self._omitted)

@@ -11,11 +11,11 @@ from typing import Any, Final
 import msgspec
 
 from adapters import signatures
-from adapters.body import ABSENT
+from adapters.body import ABSENT, Wire
 from adapters.chat import ChatResponse, Choice, Image, Reasoning, StopReason, TokenLogprob, ToolCall
 from adapters.classify import request_id
 from adapters.errors import Broken, ProviderError, Rejected
-from adapters.figures import cost_usd, count
+from adapters.figures import cost_usd, count, service_tier
 from adapters.protocols.responses import failures
 from adapters.protocols.responses.schema import (
     CallOut,
@@ -55,6 +55,14 @@ _WORD = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 
 _response = msgspec.json.Decoder(ResponseOut)
 _usage = msgspec.json.Decoder(UsageOut)
+
+#: Items that stand for a use of a tool of the provider's own that is billed by the call.
+_BILLED_ITEMS: Final = {
+    "web_search_call": "web_search",
+    "file_search_call": "file_search",
+    "code_interpreter_call": "code_interpreter",
+    "image_generation_call": "image_generation",
+}
 _kind = msgspec.json.Decoder(Kind)
 _logprobs = msgspec.json.Decoder(tuple[LogprobOut, ...])
 
@@ -177,8 +185,53 @@ def read_usage(raw: msgspec.Raw) -> tuple[Usage, str | None]:
         cache_write_5m=_part(inputs.cache_write_tokens if inputs else None, total_in),
         output_total=total_out,
         reasoning=_part(outputs.reasoning_tokens if outputs else None, total_out),
+        input_image=_part(inputs.image_tokens if inputs else None, total_in),
+        input_audio=_part(inputs.audio_tokens if inputs else None, total_in),
+        output_image=_part(outputs.image_tokens if outputs else None, total_out),
+        output_audio=_part(outputs.audio_tokens if outputs else None, total_out),
     )
     return usage, cost_usd(wire.cost)
+
+
+class Units:
+    """
+    Uses of the provider's own tools that are billed by the call. The usage does not tell them: each is an item.
+    https://platform.openai.com/docs/pricing
+    """
+
+    __slots__ = ("_counted",)
+
+    def __init__(self) -> None:
+        self._counted: dict[str, int] = {}
+
+    def note(self, kind: str | None, raw: msgspec.Raw) -> None:
+        """An output item."""
+        unit = _BILLED_ITEMS.get(kind or "")
+        # Of a search on the web only the searching itself is billed, not what is looked at afterwards.
+        if unit is not None and (unit != "web_search" or _action(raw) in {None, "search"}):
+            self._counted[unit] = self._counted.get(unit, 0) + 1
+
+    def added_to(self, usage: Usage) -> Usage:
+        return msgspec.structs.replace(usage, units=dict(self._counted)) if self._counted else usage
+
+
+class _Acting(Wire):
+    type: str | None = None
+
+
+class _Action(Wire):
+    action: _Acting | None = None
+
+
+_acting = msgspec.json.Decoder(_Action)
+
+
+def _action(raw: msgspec.Raw) -> str | None:
+    try:
+        action = _acting.decode(raw).action
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return None if action is None else action.type
 
 
 def _part(value: int | None, whole: int | None) -> int | None:
@@ -225,9 +278,11 @@ class _Items:
         self.images: list[Image] = []
         self.logprobs: list[TokenLogprob] = []
         self.omitted = Omitted()
+        self.units = Units()
 
     def take(self, raw: msgspec.Raw) -> None:
         kind, item = read_item(raw)
+        self.units.note(kind, raw)
         match item:
             case MessageOut():
                 for part in parts_of(item):
@@ -290,11 +345,12 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
                 native_stop_reason=native,
             ),
         ),
-        usage=usage,
+        usage=items.units.added_to(usage),
         response_id=wire.id or None,
         served_model=wire.model or None,
         provider_request_id=request_id(headers),
         reported_cost_usd=cost_usd(wire.cost) or cost,
+        service_tier=service_tier(wire.service_tier),
         native=msgspec.Raw(body.strip()),
         native_protocol=NAME,
         omitted=items.omitted.words(),

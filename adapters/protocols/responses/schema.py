@@ -185,10 +185,14 @@ class PictureOut(Wire):
 class InputDetails(Wire):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
+    image_tokens: int | None = None
+    audio_tokens: int | None = None
 
 
 class OutputDetails(Wire):
     reasoning_tokens: int | None = None
+    image_tokens: int | None = None
+    audio_tokens: int | None = None
 
 
 class UsageOut(Wire):
@@ -213,6 +217,8 @@ class ResponseOut(Wire):
     error: Any = None
     usage: msgspec.Raw = ABSENT
     cost: msgspec.Raw = ABSENT
+    #: A word, where it is as documented.
+    service_tier: Any = None
 
 
 class EventOut(Wire):

@@ -30,7 +30,7 @@ from adapters.chat import (
     ToolCallStart,
 )
 from adapters.errors import Broken, ProviderError
-from adapters.figures import cost_usd, later_cost
+from adapters.figures import cost_usd, later_cost, service_tier
 from adapters.protocols.responses import answers, failures
 from adapters.protocols.responses.schema import (
     CallOut,
@@ -105,6 +105,7 @@ class ResponseStream(ProvenStream):
         #: The item and the part that the last piece of text was of.
         self._saying = self._saying_part = -1
         self._calls: list[_Call] = []
+        self._units = answers.Units()
         #: Calls that were told.
         self._started = 0
         self._blocks = 0
@@ -364,6 +365,7 @@ class ResponseStream(ProvenStream):
     def _take_item(self, item: _Item, raw: msgspec.Raw, events: list[Event]) -> None:
         """An item that is done: of it what did not come before."""
         kind, content = answers.read_item(raw)
+        self._units.note(kind, raw)
         match content:
             case MessageOut():
                 for index, part in enumerate(answers.parts_of(content)):
@@ -412,6 +414,7 @@ class ResponseStream(ProvenStream):
     def _know(self, response: ResponseOut, events: list[Event]) -> None:
         self._id = response.id or self._id
         self._model = response.model or self._model
+        self._tier = service_tier(response.service_tier) or self._tier
         if response.usage is not ABSENT or response.cost is not ABSENT:
             self._take_usage(response.usage, response.cost, events)
 
@@ -435,6 +438,7 @@ class ResponseStream(ProvenStream):
                 self._take_item(_Item(_id_of(raw)), raw, events)
         for call in self._calls:
             self._start(call, "", None, events)
+        self._report(self._units.added_to(self._usage), self._cost, events)
         reason, native = answers.stop_reason(response, refused=self._refused, called=bool(self._calls))
         end = ChoiceEnd(choice=0, stop_reason=reason, native_stop_reason=native)
         self._finish((end,), events, self._omitted.words())

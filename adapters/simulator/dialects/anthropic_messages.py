@@ -33,6 +33,9 @@ from adapters.simulator.requests import BadRequest
 
 _SHOWN: dict[str, tuple[object, ...]] = {
     "usage": ("none", "early", "zeros_after"),
+    "image": (0,),
+    "audio": (0,),
+    "audio_out": (0,),
     "terminal": ("none", "no_done", "no_finish", "two"),
     "body": ("openai", "text", "html", "empty"),
     "error_done": (False,),
@@ -396,14 +399,15 @@ def _envelope(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer, output: int) -> dict[str, Any]:
-    return {
+    told = {
         "input_tokens": answer.prompt_tokens - answer.cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": answer.cached_tokens,
         "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": output,
-        "service_tier": "standard",
+        "service_tier": answer.service_tier or "standard",
     }
+    return {**told, "server_tool_use": {"web_search_requests": answer.searches}} if answer.searches else told
 
 
 def _contents(choice: Choice) -> Iterator[tuple[str, str, str, str]]:

@@ -24,7 +24,6 @@ from adapters.simulator.ledger import Ended
 from adapters.simulator.requests import parse
 
 _IDENTITY = b'"id":"chatcmpl-' + NUMBER + b'","created":' + TIME
-_FINGERPRINT = '"service_tier":"default","system_fingerprint":"fp_simulated"'
 _END = Frame(b"data: [DONE]\n\n", proof=True)
 
 
@@ -58,7 +57,7 @@ class ChatCompletions:
         }
         if faults.usage != "none" and not finish.masked:
             body["usage"] = _usage(answer)
-        data = b"{" + _IDENTITY + b"," + text_of(body)[1:-1] + b"," + _FINGERPRINT.encode() + b"}"
+        data = b"{" + _IDENTITY + b"," + text_of(body)[1:-1] + b"," + _served(answer) + b"}"
         return data, finish.ended if faults.terminal != "no_done" else Ended.COMPLETE
 
     def writer(self, answer: Answer, faults: Faults, asked: Asked) -> _Stream:
@@ -107,7 +106,7 @@ class _Stream:
         self._finish = _Finish.of(faults)
         tail = b',"object":"chat.completion.chunk","model":%b,%b,"choices":[' % (
             text_of(answer.model),
-            _FINGERPRINT.encode(),
+            _served(answer),
         )
         self._before = b"data: {" + _IDENTITY + tail
         self._told = 0
@@ -239,12 +238,26 @@ def _choice(choice: Choice, index: int, faults: Faults, finish: _Finish) -> dict
     return made
 
 
+def _served(answer: Answer) -> bytes:
+    return b'"service_tier":%b,"system_fingerprint":"fp_simulated"' % text_of(answer.service_tier or "default")
+
+
 def _usage(answer: Answer, *, completion: int | None = None) -> dict[str, Any]:
     output = answer.completion_tokens if completion is None else completion
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": output,
         "total_tokens": answer.prompt_tokens + output,
-        "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": min(answer.reasoning_tokens, output)},
+        "prompt_tokens_details": {
+            "cached_tokens": answer.cached_tokens,
+            **({"image_tokens": answer.image_tokens} if answer.image_tokens else {}),
+            **({"audio_tokens": answer.audio_tokens} if answer.audio_tokens else {}),
+        },
+        "completion_tokens_details": {
+            "reasoning_tokens": min(answer.reasoning_tokens, output),
+            **({"audio_tokens": min(answer.audio_out_tokens, output)} if answer.audio_out_tokens else {}),
+        },
     }
+    if answer.searches:
+        told["num_search_queries"] = answer.searches
+    return told

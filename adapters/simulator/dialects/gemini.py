@@ -26,6 +26,7 @@ from adapters.simulator.requests import BadRequest
 _PATH = re.compile(r"/v1beta/models/(?P<model>[^/]+):(?P<method>generateContent|streamGenerateContent)")
 _SHOWN: dict[str, tuple[object, ...]] = {
     "usage": ("none", "each", "on_finish", "zeros_after"),
+    "searches": (0,),
     "terminal": ("none", "no_finish", "two", "error_word"),
     "body": ("openai", "text", "html", "empty"),
     "error_done": (False,),
@@ -390,7 +391,7 @@ def _chunk(answer: Answer, candidates: list[dict[str, Any]], usage: dict[str, An
 
 def _usage(answer: Answer, output: int) -> dict[str, Any]:
     thought = min(answer.reasoning_tokens, output)
-    usage = {
+    usage: dict[str, Any] = {
         "promptTokenCount": answer.prompt_tokens,
         "candidatesTokenCount": output - thought,
         "totalTokenCount": answer.prompt_tokens + output,
@@ -399,6 +400,14 @@ def _usage(answer: Answer, output: int) -> dict[str, Any]:
         usage["thoughtsTokenCount"] = thought
     if answer.cached_tokens:
         usage["cachedContentTokenCount"] = answer.cached_tokens
+    if answer.image_tokens or answer.audio_tokens:
+        parts = {"IMAGE": answer.image_tokens, "AUDIO": answer.audio_tokens}
+        parts["TEXT"] = answer.prompt_tokens - sum(parts.values())
+        usage["promptTokensDetails"] = [{"modality": kind, "tokenCount": told} for kind, told in parts.items() if told]
+    if answer.audio_out_tokens:
+        usage["candidatesTokensDetails"] = [{"modality": "AUDIO", "tokenCount": answer.audio_out_tokens}]
+    if answer.service_tier is not None:
+        usage["serviceTier"] = answer.service_tier
     return usage
 
 

@@ -190,7 +190,8 @@ class Responses:
         if ended is Ended.UNPROVEN:
             status = "in_progress"
         # Without its own request at hand a whole answer always holds the encrypted form: it harms nobody.
-        return _response(answer, status, list(_items(answer.choices[0])), faults), ended
+        searches = [_search(number) for number in range(answer.searches)]
+        return _response(answer, status, searches + list(_items(answer.choices[0])), faults), ended
 
     def writer(self, answer: Answer, faults: Faults, asked: Asked) -> _Stream:  # noqa: ARG002 - the same of every dialect
         return _Stream(answer, faults)
@@ -404,6 +405,7 @@ def _response(answer: Answer, status: str, output: list[dict[str, Any]], faults:
         "model": answer.model,
         "output": output,
         "parallel_tool_calls": True,
+        "service_tier": (answer.service_tier or "default") if done else "auto",
         "temperature": 1.0,
         "tool_choice": "auto",
         "tools": [],
@@ -413,12 +415,29 @@ def _response(answer: Answer, status: str, output: list[dict[str, Any]], faults:
     return _open(text_of(body))
 
 
+def _search(number: int) -> dict[str, Any]:
+    return {
+        "type": "web_search_call",
+        "id": f"ws_\0_{number}",
+        "status": "completed",
+        "action": {"type": "search", "query": "what was asked"},
+    }
+
+
 def _usage(answer: Answer) -> dict[str, Any]:
     return {
         "input_tokens": answer.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": answer.cached_tokens,
+            "cache_write_tokens": 0,
+            **({"image_tokens": answer.image_tokens} if answer.image_tokens else {}),
+            **({"audio_tokens": answer.audio_tokens} if answer.audio_tokens else {}),
+        },
         "output_tokens": answer.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+        "output_tokens_details": {
+            "reasoning_tokens": answer.reasoning_tokens,
+            **({"audio_tokens": answer.audio_out_tokens} if answer.audio_out_tokens else {}),
+        },
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
     }
 
@@ -453,7 +472,13 @@ class _Stream:
 
     def opening(self) -> list[Frame]:
         created = self._whole("response.created", "in_progress")
-        return [Frame(created), Frame(self._whole("response.in_progress", "in_progress"))]
+        frames = [Frame(created), Frame(self._whole("response.in_progress", "in_progress"))]
+        for number in range(self._answer.searches):
+            self._number, item = number, _search(number)
+            self._output.append(item)
+            frames.append(Frame(self._event("response.output_item.added", output_index=number, item=item)))
+            frames.append(Frame(self._event("response.output_item.done", output_index=number, item=item)))
+        return frames
 
     def pieces(self) -> list[Frame]:
         whole = self._faults.whole_arguments

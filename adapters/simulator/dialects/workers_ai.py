@@ -30,6 +30,11 @@ _SHOWN: dict[str, tuple[object, ...]] = {
     # The native shape has a field for it in whole answers of some models only: it would be counted and not shown.
     "reasoning": (0,),
     "finish": (),
+    "image": (0,),
+    "audio": (0,),
+    "audio_out": (0,),
+    "searches": (0,),
+    "service_tier": (),
 }
 _END = Frame(b"data: [DONE]\n\n", proof=True)
 #: What a model may say where the caller sets no limit.

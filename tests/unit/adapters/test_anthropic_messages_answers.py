@@ -603,8 +603,9 @@ def test_an_error_is_told_with_this_apis_type_and_our_code(status, kind):
 @pytest.mark.parametrize(
     ("used", "units"),
     [
-        ({"web_search_requests": 3}, 3),
-        ({"web_search_requests": 0, "web_fetch_requests": 4}, 0),
+        ({"web_search_requests": 3}, {"web_search": 3}),
+        ({"web_search_requests": 2, "code_execution_requests": 1}, {"web_search": 2, "code_execution": 1}),
+        ({"web_search_requests": 0, "web_fetch_requests": 4}, {"web_search": 0}),
         ({"web_search_requests": "x"}, None),
         (None, None),
         ([], None),
@@ -614,4 +615,4 @@ def test_searches_of_the_providers_own_tools_are_billed_apart_from_tokens(used, 
     usage = {"input_tokens": 1, "output_tokens": 2, "server_tool_use": used}
     body = {"type": "message", "content": [], "stop_reason": "end_turn", "usage": usage}
     read = PROTOCOL.parse_response(200, {}, json.dumps(body).encode()).usage
-    assert read == Usage(input_total=1, output_total=2, billed_units=units)
+    assert read == Usage(input_total=1, output_total=2, units=units)

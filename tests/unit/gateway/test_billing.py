@@ -14,7 +14,7 @@ from gateway import config
 from gateway.billing import Billing
 from gateway.router import Route
 from metering.library_prices import Library
-from metering.prices import Price, PriceBook
+from metering.prices import Price, PriceBook, configured_price
 from tests.unit.gateway.test_routes import call, chat
 
 #: The list knows this address and its models; nothing is sent there.
@@ -38,6 +38,14 @@ def most(tmp_path: Path, asks: ChatRequest, more: str = "") -> Decimal | None:
     asked = call(asks=asks)
     assert billing.about(asked, route) is not None
     return billing.most(asked, route)
+
+
+def route_to_openai(tmp_path: Path, more: str = "") -> Route:
+    file = tmp_path / "tollbridge.toml"
+    file.write_text(OPENAI.format(more=more))
+    provider = config.load(file, {"OPENAI_API_KEY": "sk-0123456789abcdef"}).providers["openai"]
+    assert provider.endpoint is not None
+    return Route(provider=provider, endpoint=provider.endpoint, model="x", fallback_index=0, asked="m")
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +126,39 @@ def test_why_a_request_has_no_bound_is_told_in_its_own_words(tmp_path: Path, ask
     asked = call(asks=asks)
     assert billing.most(asked, route) is None
     assert billing.unbounded(asked, route) == why
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "times"),
+    [
+        (None, "", "1"),
+        ("default", "", "1"),
+        # What is full is served at the standard tier.
+        ("cheap", "", "1"),
+        ("dear", "", "3"),
+        ("Dear", "", "3"),
+        ("auto", "", "3"),
+        ("unheard_of", "", None),
+        (None, 'force = { service_tier = "dear" }', "3"),
+        ("unheard_of", 'force = { service_tier = "default" }', "1"),
+        ("dear", 'omit = ["service_tier"]', "1"),
+    ],
+)
+def test_the_bound_covers_every_tier_that_may_serve_what_is_asked(tmp_path, asked, more, times):
+    table = {"input": "1", "output": "2", "service_tiers": {"cheap": {"factor": "0.5"}, "dear": {"factor": "3"}}}
+    billing = Billing(PriceBook(models={"m": configured_price(table)}, routes={}, published=Library))
+    standard = billing.most(call(asks=chat(max_output_tokens=10)), route_to_openai(tmp_path))
+    assert standard is not None
+    wanted, route = call(asks=chat(max_output_tokens=10, service_tier=asked)), route_to_openai(tmp_path, more)
+    if times is None:
+        assert billing.most(wanted, route) is None
+        assert billing.unbounded(wanted, route) == "no price is known of the service tier unheard_of"
+    else:
+        assert billing.most(wanted, route) == standard * Decimal(times)
+
+
+def test_a_native_request_for_anthropics_fast_mode_asks_for_a_tier(tmp_path):
+    body = b'{"model":"m","max_tokens":5,"speed":"fast","messages":[{"role":"user","content":"x"}]}'
+    asked = call(asks=PROTOCOLS["anthropic_messages"].parse_request(body))
+    billing = Billing(PriceBook(models={}, routes={}, published=Library))
+    assert billing.asked_tier(asked, route_to_openai(tmp_path)) == "fast"

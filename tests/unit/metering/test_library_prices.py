@@ -11,9 +11,9 @@ from genai_prices import data_snapshot
 from genai_prices.types import ModelPrice, StartDateConstraint, Tier, TieredPrices
 
 from metering import library_prices
-from metering.cost import SCALE, Ceiling, State, cost, upper_bound
+from metering.cost import SCALE, Ceiling, Reason, State, cost, upper_bound
 from metering.library_prices import Library
-from metering.prices import KnownPrice, LibraryPrice, Price
+from metering.prices import Banded, KnownPrice, Price
 from metering.usage import Usage
 
 AT = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -30,6 +30,22 @@ def library() -> Library:
     return Library()
 
 
+#: Of each kind, where the vendor tells them apart; the cached ones are told, too.
+MIXED = Usage(
+    input_total=9000,
+    cache_read=900,
+    output_total=4000,
+    reasoning=150,
+    input_image=2000,
+    input_audio=3000,
+    input_video=400,
+    cache_read_image=200,
+    cache_read_audio=300,
+    output_image=600,
+    output_audio=700,
+)
+
+
 def counted(usage: Usage) -> genai_prices.Usage:
     return genai_prices.Usage(
         input_tokens=usage.input_total,
@@ -39,6 +55,15 @@ def counted(usage: Usage) -> genai_prices.Usage:
         cache_write_1h_tokens=usage.cache_write_1h or 0,
         output_tokens=usage.output_total,
         output_reasoning_tokens=usage.reasoning or 0,
+        input_image_tokens=usage.input_image or 0,
+        input_audio_tokens=usage.input_audio or 0,
+        input_video_tokens=usage.input_video or 0,
+        cache_image_read_tokens=usage.cache_read_image or 0,
+        cache_audio_read_tokens=usage.cache_read_audio or 0,
+        output_image_tokens=usage.output_image or 0,
+        output_audio_tokens=usage.output_audio or 0,
+        web_searches=(usage.units or {}).get("web_search", 0),
+        storage_searches=(usage.units or {}).get("file_search", 0),
     )
 
 
@@ -92,12 +117,12 @@ def test_every_published_price_agrees_with_the_librarys_own_calculation(library)
     """What is read out of an entry (flat prices, bands) must stay what the library means by it, for all it has."""
     flat = tiered = 0
     for published in every_published_price():
-        price = library._known(published, free=False)
+        price = library._known(vars(published))
         if price is None:
             continue
-        flat, tiered = flat + isinstance(price, Price), tiered + isinstance(price, LibraryPrice)
+        flat, tiered = flat + isinstance(price, Price), tiered + isinstance(price, Banded)
         assert cost(USAGE, price).usd == rounded(published.calc_price(counted(USAGE))["total_price"]), published
-        for above, band in price.bands if isinstance(price, LibraryPrice) else ():
+        for above, band in price.bands if isinstance(price, Banded) else ():
             usage = Usage(input_total=above + 1, cache_read=above // 3, output_total=77, reasoning=7)
             assert cost(usage, band).usd == cost(usage, price).usd, published
     assert flat > 1000
@@ -106,8 +131,8 @@ def test_every_published_price_agrees_with_the_librarys_own_calculation(library)
 
 def test_a_bound_is_never_below_the_charge_at_any_size(library):
     for published in every_published_price():
-        price = library._known(published, free=False)
-        if not isinstance(price, LibraryPrice):
+        price = library._known(vars(published))
+        if not isinstance(price, Banded):
             continue
         for above, _ in price.bands:
             for total in (above or 1, above + 1):
@@ -120,7 +145,7 @@ def test_a_bound_is_never_below_the_charge_at_any_size(library):
 def test_a_price_without_a_token_price_is_unknown_and_not_zero(library):
     for published in every_published_price():
         if not {"input_mtok", "output_mtok"} <= {key for key, value in vars(published).items() if value is not None}:
-            assert library._known(published, free=False) is None
+            assert library._known(vars(published)) is None
 
 
 def test_embeddings_have_no_output_to_pay_for(library):
@@ -157,7 +182,7 @@ def test_what_the_library_does_not_price_is_unknown(library, base_url, model):
 
 def test_a_tiered_price_jumps_for_the_whole_request(library):
     price = library.price(GEMINI, "gemini-2.5-pro", AT)
-    assert isinstance(price, LibraryPrice)
+    assert isinstance(price, Banded)
     below, beyond = (charged(Usage(input_total=n, output_total=0), price) for n in (200_000, 200_001))
     assert beyond > below * Decimal("1.5")
 
@@ -173,8 +198,8 @@ def test_the_price_is_the_one_in_force_at_the_time(library):
         and isinstance(last := model.prices[-1].constraint, StartDateConstraint)
     )
     midnight = datetime(start.year, start.month, start.day, tzinfo=UTC)
-    assert library.price(OPENAI, name, midnight) == library._known(dated[1].prices, free=False)
-    assert library.price(OPENAI, name, midnight - timedelta(seconds=1)) == library._known(dated[0].prices, free=False)
+    assert library.price(OPENAI, name, midnight) == library._known(vars(dated[1].prices))
+    assert library.price(OPENAI, name, midnight - timedelta(seconds=1)) == library._known(vars(dated[0].prices))
 
 
 def test_names_made_up_by_callers_do_not_fill_the_memory(library, monkeypatch):
@@ -193,5 +218,59 @@ def test_tiers_with_different_starts_become_bands_of_their_union(library):
         input_mtok=TieredPrices(base=Decimal(1), tiers=[Tier(start=100, price=Decimal(2))]),
         output_mtok=TieredPrices(base=Decimal(3), tiers=[Tier(start=200, price=Decimal(4))]),
     )
-    price = library._known(published, free=False)
+    price = library._known(vars(published))
     assert [(above, band.input, band.output) for above, band in price.bands] == [(0, 1, 3), (100, 2, 3), (200, 2, 4)]
+
+
+def test_what_is_no_text_costs_what_the_library_says(library):
+    compared = 0
+    for published in every_published_price():
+        price = library._known(vars(published))
+        if isinstance(price, Price) and price.media is not None:
+            assert cost(MIXED, price).usd == rounded(published.calc_price(counted(MIXED))["total_price"]), published
+            compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("unit", ["web_search", "file_search"])
+def test_searches_cost_what_the_library_says_and_where_it_says_nothing_they_are_unknown(library, unit):
+    usage = Usage(input_total=1000, output_total=50, units={unit: 3})
+    known = unknown = 0
+    for published in every_published_price():
+        price = library._known(vars(published))
+        if price is None:
+            continue
+        charge = cost(usage, price)
+        if charge.usd is None:
+            assert charge.reason is Reason.UNPRICED_UNITS
+            unknown += 1
+        else:
+            assert charge.usd == rounded(published.calc_price(counted(usage))["total_price"]), published
+            known += 1
+    assert min(known, unknown) > 10
+
+
+def test_each_service_tier_costs_what_the_library_says(library):
+    """Also those that begin on a day, and where the model is listed under the provider that is called only."""
+    tiers = set()
+    for provider in data_snapshot.get_snapshot().providers:
+        for model in provider.models:
+            at = datetime(2026, 12, 1, tzinfo=UTC)
+            price = library._price(library_prices.Found(model, own=True), model.id, at)
+            if price is None:
+                continue
+            for tier in price.service_tiers:
+                context = {"batch": {"processing": "batch"}}.get(tier, {"service_tier": tier})
+                if provider.id == "anthropic" and tier == "fast":
+                    context = {"speed": "fast"}
+                expected = model.get_prices(at, context).calc_price(counted(USAGE))["total_price"]
+                charge = cost(USAGE, price, served_tier=tier)
+                assert charge.usd == rounded(expected), (provider.id, model.id, tier)
+                tiers.add((provider.id, tier))
+            assert library._price(library_prices.Found(model, own=False), model.id, at).service_tiers == {}
+    assert {("openai", "flex"), ("openai", "priority"), ("openai", "batch"), ("anthropic", "batch")} <= tiers
+
+
+def test_a_part_that_no_usage_tells_apart_makes_the_price_unknown(library):
+    published = ModelPrice(input_mtok=Decimal(1), output_mtok=Decimal(2), output_citation_mtok=Decimal(2))
+    assert library._known(vars(published)) is None

@@ -4,10 +4,13 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
-from metering.prices import Price, PriceBook, PricedRoute, configured_price, usd
+from metering.cost import State, cost
+from metering.prices import Banded, KnownPrice, Price, PriceBook, PricedRoute, configured_price, usd
+from metering.usage import Usage
 
 AT = datetime(2026, 6, 1, 12, tzinfo=UTC)
 OPENAI = "https://api.openai.com/v1"
@@ -26,7 +29,7 @@ class FakePriceList:
         self.opened += 1
         return self
 
-    def price(self, base_url: str, upstream_model: str, at: datetime) -> Price | None:
+    def price(self, base_url: str, upstream_model: str, at: datetime) -> KnownPrice | None:
         self.asked.append((base_url, upstream_model, at))
         return B if upstream_model == "known" else None
 
@@ -137,3 +140,93 @@ def test_preparing_opens_the_list_once_and_names_what_has_no_price():
 def test_importing_the_price_book_does_not_load_the_library():
     program = "import sys, metering.cost, metering.library_prices; sys.exit('genai_prices' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+LONG: Any = {
+    "input": "3",
+    "output": "15",
+    "cache_read": "0.30",
+    "per_unit": {"web_search": "0.01"},
+    "tiers": [{"above": 200_000, "input": "6", "output": "22.50", "cache_read": "0.60"}],
+    "service_tiers": {"batch": {"factor": "0.5"}, "priority": {"input": "7", "output": "30", "cache_read": "0.70"}},
+}
+
+
+def test_tiers_above_a_context_size_are_bands_of_the_whole_request():
+    price = configured_price(LONG)
+    assert isinstance(price, Banded)
+    assert [(above, band.input, band.output, band.cache_read) for above, band in price.bands] == [
+        (0, Decimal(3), Decimal(15), Decimal("0.30")),
+        (200_000, Decimal(6), Decimal("22.50"), Decimal("0.60")),
+    ]
+    assert {price.version, *(band.version for _, band in price.bands)} == {price.version}
+    assert all(band.per_unit == {"web_search": Decimal("0.01")} for _, band in price.bands)
+
+
+def test_a_service_tier_is_a_factor_on_tokens_or_prices_of_its_own():
+    price = configured_price(LONG)
+    batch, priority = price.service_tiers["batch"], price.service_tiers["priority"]
+    assert isinstance(batch, Banded)
+    assert [(above, band.input, band.output, band.cache_read) for above, band in batch.bands] == [
+        (0, Decimal("1.5"), Decimal("7.5"), Decimal("0.15")),
+        (200_000, Decimal(3), Decimal("11.25"), Decimal("0.30")),
+    ]
+    assert batch.bands[0][1].per_unit == {"web_search": Decimal("0.01")}
+    assert isinstance(priority, Price)
+    assert (priority.input, priority.per_unit) == (Decimal(7), {"web_search": Decimal("0.01")})
+    assert batch.version == priority.version == price.version
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"tiers": []}, "tiers: must be a list of tables"),
+        ({"tiers": [{"above": 0, "input": "6", "output": "7", "cache_read": "1"}]}, r"tiers\.0\.above: must be"),
+        ({"tiers": [{"above": "200000", "input": "6", "output": "7", "cache_read": "1"}]}, r"tiers\.0\.above: must be"),
+        ({"tiers": [LONG["tiers"][0], LONG["tiers"][0]]}, r"tiers\.1\.above: must .* more than the one before, 200000"),
+        ({"tiers": [{"above": 5, "input": "6", "output": "7"}]}, r"tiers\.0\.cache_read: missing"),
+        ({"tiers": [{**LONG["tiers"][0], "per_request": "1"}]}, r"tiers\.0\.per_request: not a price"),
+        ({"tiers": [7]}, r"tiers\.0: must be a table"),
+        ({"service_tiers": {"default": {"factor": "1"}}}, r"service_tiers\.default: is no tier beside"),
+        ({"service_tiers": {"auto": {"factor": "1"}}}, r"service_tiers\.auto: is no tier beside"),
+        ({"service_tiers": {"Flex ": {"factor": "1"}}}, r"service_tiers\.Flex : not a tier as providers name them"),
+        (
+            {"service_tiers": {"flex": {"factor": "1", "input": "1"}}},
+            r"service_tiers\.flex\.input: a tier has a factor",
+        ),
+        ({"service_tiers": {"flex": {"factor": 0.5}}}, r"service_tiers\.flex\.factor: a value of type float"),
+        ({"service_tiers": {"flex": {"input": "1"}}}, r"service_tiers\.flex\.output: missing"),
+        ({"service_tiers": {"flex": {**LONG["service_tiers"]["priority"], "service_tiers": {}}}}, "not a price"),
+        ({"service_tiers": 3}, "service_tiers: must be a table"),
+        ({"per_unit": {"Web Search": "1"}}, r"per_unit\.Web Search: not a kind"),
+        ({"per_unit": {"web_search": 1}}, r"per_unit\.web_search: a value of type int"),
+        ({"input_image": "x"}, "input_image: 'x' is not an amount"),
+    ],
+)
+def test_each_fault_of_a_price_is_told_by_its_path(change, fault):
+    with pytest.raises(ValueError, match=fault):
+        configured_price({**LONG, **change})
+
+
+def test_every_figure_of_a_price_is_in_its_version():
+    changes: list[dict[str, object]] = [
+        {"tiers": [{**LONG["tiers"][0], "above": 200_001}]},
+        {"tiers": [{**LONG["tiers"][0], "output": "22.51"}]},
+        {"service_tiers": {**LONG["service_tiers"], "batch": {"factor": "0.4"}}},
+        {"service_tiers": {"batch": LONG["service_tiers"]["batch"]}},
+        {"service_tiers": {**LONG["service_tiers"], "priority": {"input": "7", "output": "31", "cache_read": "0.70"}}},
+        {"per_unit": {"web_search": "0.02"}},
+        {"per_unit": {"file_search": "0.01"}},
+        {"tiers": [{**LONG["tiers"][0], "output_audio": "15"}]},
+        {"tiers": [{**LONG["tiers"][0], "output_image": "15"}]},
+    ]
+    versions = {configured_price({**LONG, **change}).version for change in [{}, *changes]}
+    assert len(versions) == len(changes) + 1
+    reordered = {**LONG, "service_tiers": dict(reversed(LONG["service_tiers"].items()))}
+    assert configured_price(reordered).version == configured_price(LONG).version
+
+
+def test_what_costs_nothing_does_so_at_every_service_tier():
+    book = PriceBook(models={}, routes={}, published=FakePriceList().open, free={"p": ["*"]})
+    charge = cost(Usage(input_total=5, output_total=5), book.price("p", "https://p", "m", "m", AT), served_tier="flex")
+    assert (charge.state, charge.usd) == (State.CHARGED, Decimal(0))

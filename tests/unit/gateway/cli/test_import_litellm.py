@@ -17,6 +17,7 @@ from gateway.call import Order, Unsupported
 from gateway.cli import litellm_known, main
 from gateway.cli.litellm_mapping import Fate, Imported, imported
 from gateway.cli.litellm_yaml import Node, Unreadable, parse, read
+from metering.prices import Price
 
 LOAD_BALANCED = """
 # Two Azure regions behind one name, OpenAI behind them.
@@ -183,6 +184,7 @@ def test_deployments_of_one_name_are_routes_with_their_weights_limits_and_fallba
     assert (group.failure_threshold, group.first_cooldown_s, group.failure_window_s) == (4, 45, 60)
     assert (found.routing.backoff_s, found.routing.most_attempts) == ((1.0, 2.0), 6)
     price = found.prices_by_route["openai/gpt-4o"]
+    assert isinstance(price, Price)
     assert [str(p) for p in (price.input, price.output, price.cache_read)] == ["2.5", "10", "1.25"]
     assert fate(made, "router_settings.redis_host") is Fate.LEFT_OUT
     assert fate(made, "router_settings.model_group_alias.gpt-4-secret.hidden") is Fate.LEFT_OUT
