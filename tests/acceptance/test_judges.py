@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Literal
 
 import grpc
-import httpx
 import pytest
 from llmock.scenarios import Delay, Fail, Match, Reply, StreamFault, ToolCall
 from llmock.testing import BASE_PATHS, LLMockServer
@@ -55,7 +54,7 @@ def _config(bases: dict[str, tuple[str, str]]) -> str:
     for name, (protocol, url) in bases.items():
         tables.append(
             f'[providers.{name}_judged]\nprotocol = "{protocol}"\nbase_url = "{url}"\nmodels = ["m", "longer"]\n'
-            f'headers = {{ x-api-key = "k" }}\nfirst_byte_s = 1.0\ngap_s = 0.5\ngroup = "{name}"\n'
+            f'headers = {{ x-api-key = "k" }}\nfirst_byte_s = 3\ngap_s = 2\ngroup = "{name}"\n'
             f"cancel_confirms_after_s = 0\n"
             f"[groups.{name}]\nconcurrency = 4\nfailure_threshold = 1000\n"
         )
@@ -125,7 +124,7 @@ async def _put_through(judged: LLMockServer, gateway: GatewayProcess, name: str)
     async with gateway.stub() as stub:
 
         async def plain(text: str) -> pb.CompletionResponse:
-            answer: pb.CompletionResponse = await stub.Complete(completion(model, text), metadata=METADATA, timeout=30)
+            answer: pb.CompletionResponse = await stub.Complete(completion(model, text), metadata=METADATA, timeout=60)
             return answer
 
         assert (await plain("first")).choices[0].text
@@ -150,7 +149,7 @@ async def _put_through(judged: LLMockServer, gateway: GatewayProcess, name: str)
         assert await _streamed(gateway, completion(model, f"{name} streamed")) == (LONG, "")
         for kind in KINDS:
             for after in (0, 8):
-                scenarios.add(StreamFault(kind, after_chunks=after, stall_seconds=3.0, match=match))
+                scenarios.add(StreamFault(kind, after_chunks=after, stall_seconds=7.0, match=match))
                 # The judge takes a stream that it could write to its end for one that was read to its end.
                 longer = kind == "malformed"
                 request = completion(f"{name}_judged/longer" if longer else model, f"{name} {kind} after {after}")
@@ -183,26 +182,22 @@ async def _other_hands(tmp_path: Path) -> AsyncIterator[str]:
     """In a process of its own, where its warnings are not ours."""
     rules = tmp_path / "rules.json"
     rules.write_text(json.dumps(RULES))
-    with socket.socket() as reserved:
-        reserved.bind(("127.0.0.1", 0))
-        port = reserved.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-W", "ignore", "-m", "llm_mock_api.cli", "start", "--host", "127.0.0.1"),
-        *("--port", str(port), "--rules", str(rules), "--chunk-size", "7", "--log-level", "none"),
+        *(sys.executable, "-u", "-W", "ignore", "-m", "llm_mock_api.cli", "start", "--host", "127.0.0.1"),
+        *("--port", "0", "--rules", str(rules), "--chunk-size", "7", "--log-level", "info"),
         cwd=tmp_path,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
-    url = f"http://127.0.0.1:{port}"
+    assert process.stdout is not None
     try:
-        async with asyncio.timeout(30), httpx.AsyncClient(trust_env=False) as client:
-            while True:
-                try:
-                    await client.get(url)
-                    break
-                except httpx.TransportError:
-                    assert process.returncode is None, "it did not start"
-                    await asyncio.sleep(0.05)
+        said = b""
+        async with asyncio.timeout(60):
+            while (at := re.search(rb"Listening on (http://[0-9.:]+)\s", said)) is None:
+                more = await process.stdout.readline()
+                assert more, f"it did not start: {said.decode()}"
+                said += more
+        url = at[1].decode()
         yield url
     finally:
         if process.returncode is None:
@@ -220,10 +215,10 @@ async def test_another_hands_three_protocols_are_understood(tmp_path: Path) -> N
         async with gateway_process(tmp_path, _config(bases)) as gateway, gateway.stub() as stub:
             for name in bases:
                 request = completion(f"{name}_judged/m", "hello")
-                answer = await stub.Complete(request, metadata=METADATA, timeout=30)
+                answer = await stub.Complete(request, metadata=METADATA, timeout=60)
                 assert answer.choices[0].text == "Hi, from somebody else: naïve, 東京."
                 assert answer.outcome.ended == "complete"
                 assert await _streamed(gateway, request) == (answer.choices[0].text, "")
                 weather = completion(f"{name}_judged/m", "weather", tools=[pb.Tool(name="get_weather")])
-                called = (await stub.Complete(weather, metadata=METADATA, timeout=30)).choices[0].tool_calls[0]
+                called = (await stub.Complete(weather, metadata=METADATA, timeout=60)).choices[0].tool_calls[0]
                 assert (called.name, json.loads(called.arguments)) == ("get_weather", {"city": "Paris"})

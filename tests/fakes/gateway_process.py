@@ -62,7 +62,7 @@ class GatewayProcess:
                 },
             )
         assert self._process.stdout is not None
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             while line := await self._process.stdout.readline():
                 said = json.loads(line)
                 if said["event"] == "gateway.ready":
@@ -75,7 +75,7 @@ class GatewayProcess:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    async def ended(self, within_s: float = 40) -> int:
+    async def ended(self, within_s: float = 90) -> int:
         assert self._process is not None
         async with asyncio.timeout(within_s):
             await self._process.communicate()

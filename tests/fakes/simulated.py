@@ -50,7 +50,7 @@ class SimulatedProvider:
         (await self._client.post(f"{self._control}/reset")).raise_for_status()
 
     async def until(
-        self, reached: Callable[[dict[str, Any]], bool] = lambda ledger: ledger["active"] == 0, *, within: float = 30.0
+        self, reached: Callable[[dict[str, Any]], bool] = lambda ledger: ledger["active"] == 0, *, within: float = 60.0
     ) -> dict[str, Any]:
         """The ledger once it is so. Raises `TimeoutError` after `within` seconds."""
         async with asyncio.timeout(within):
@@ -74,7 +74,7 @@ async def simulated_process(*arguments: str) -> AsyncIterator[SimulatedProvider]
     )
     assert process.stdout is not None
     try:
-        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 20))
+        ready = json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
         assert ready["event"] == "simulator.ready"
         async with httpx.AsyncClient(trust_env=False, verify=False) as client:
             yield SimulatedProvider(ready["url"], client, pid=process.pid)

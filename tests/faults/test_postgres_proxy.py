@@ -44,7 +44,7 @@ async def written(direct) -> list[int]:
 
 async def gone(direct) -> None:
     """Until the server has ended what came through the proxy."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while await direct.fetchval(  # noqa: ASYNC110
             "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
         ):
@@ -85,14 +85,14 @@ async def test_a_simple_query_is_struck_like_any_other(direct, proxy, through):
 async def test_what_is_stalled_holds_its_locks_until_it_is_released(direct, proxy, through):
     proxy.rules = [Rule(action=Action.STALL, times=1)]
     stalled = asyncio.create_task(through.fetch("insert into written values ($1)", 1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not proxy.stalled:  # noqa: ASYNC110  it is told by nobody
             await asyncio.sleep(0.005)
     assert await written(direct) == []
     with pytest.raises(asyncpg.LockNotAvailableError):
         await direct.execute("set lock_timeout = '100ms'; insert into written values (1)")
     proxy.release()
-    await asyncio.wait_for(stalled, 5)
+    await asyncio.wait_for(stalled, 30)
     assert await written(direct) == [1]
 
 

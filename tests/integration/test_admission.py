@@ -194,7 +194,7 @@ async def test_a_settlement_in_one_process_grants_the_waiter_of_another(database
         waiting = asyncio.create_task(two.admit(demand()))
         await until(lambda: rows(database_url, "select from control.ticket where state = 'queued'"))
         await one.settle(settlement(lease))
-        async with asyncio.timeout(1.5):
+        async with asyncio.timeout(20):
             assert isinstance(await waiting, Lease)
 
 
@@ -361,7 +361,7 @@ async def test_a_rate_limit_opens_at_once_for_as_long_as_the_provider_says(datab
         asked = time.monotonic()
         await one.settle(limited)
         await granted(one, demand(waits_for_cooldown=True))
-        assert 0.45 < time.monotonic() - asked < 8
+        assert 0.45 < time.monotonic() - asked < 20
 
 
 async def test_interactive_goes_first_and_batch_is_not_starved(database_url):

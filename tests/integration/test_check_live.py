@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from gateway.cli import main
+from tests.fakes.ports import refusing_port
 from tests.fakes.simulated import simulated
 
 FILE = """
@@ -46,9 +46,7 @@ async def check(tmp_path: Path, url: str, closed: int, *arguments: str, on: bool
 
 
 async def test_every_ready_provider_is_asked_and_a_failing_one_fails_the_check(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
-        closed = taken.getsockname()[1]
+    with refusing_port() as closed:
         async with simulated() as provider:
             told = await check(tmp_path, provider.url, closed, "--json", on=True)
             assert told.exit_code == 1

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -44,6 +43,7 @@ from gateway.errors import AdmissionRefused, AllRoutesFailed
 from gateway.rpc.server import RpcSettings, open_server
 from protos.tollbridge.v1 import gateway_pb2, gateway_pb2_grpc
 from tests.fakes.line import FakeKeys, FakeLine, outcome
+from tests.fakes.ports import refusing_port
 
 QUESTION = {"asked": "Hello?", "model": "gpt-4o"}
 pytestmark = pytest.mark.timeout(120)
@@ -60,13 +60,6 @@ async def chatting(
         connect(grpc=f"127.0.0.1:{server.port}", api_key=api_key, retry_for_s=retry_for_s) as client,
     ):
         yield client
-
-
-def unused_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def forever(call: Call, observer: Observer) -> None:
@@ -247,13 +240,13 @@ async def test_a_deadline_is_a_code_too(connect: Connect) -> None:
 
 
 async def test_nobody_there_is_unreachable(connect: Connect) -> None:
-    port = unused_port()
-    address = {"grpc": f"127.0.0.1:{port}", "rest": f"http://127.0.0.1:{port}"}
-    async with connect(**address, api_key="good", retry_for_s=0.1) as client:
-        with pytest.raises(Unreachable):
-            await client.complete(**QUESTION, timeout_s=60)
-        with pytest.raises(Unreachable):
-            await client.jobs.get("00000000-0000-0000-0000-000000000001")
+    with refusing_port() as port:
+        address = {"grpc": f"127.0.0.1:{port}", "rest": f"http://127.0.0.1:{port}"}
+        async with connect(**address, api_key="good", retry_for_s=0.1) as client:
+            with pytest.raises(Unreachable):
+                await client.complete(**QUESTION, timeout_s=60)
+            with pytest.raises(Unreachable):
+                await client.jobs.get("00000000-0000-0000-0000-000000000001")
 
 
 class Canned(gateway_pb2_grpc.GatewayServicer):

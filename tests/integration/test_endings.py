@@ -66,19 +66,26 @@ WAYS: dict[str, tuple[Way, dict[str, Any]]] = {
 }
 
 
-async def taken_back(line: WholeLine, upstream: SimulatedProvider, way: str) -> float:
-    """A call that its caller cancels while the provider works on it; how long the caller was kept, in seconds."""
+#: The same, until the faults are set again or for longer than it takes to look.
+STAYING: dict[str, dict[str, Any]] = {
+    "stream, after its first content": {"pace": 0.1, "chunks": 20},
+    "stream, before its headers": {"hold": True},
+    "stream, before its first content": {"think": 2},
+    "plain": {"hold": True},
+}
+
+
+async def taken_back(line: WholeLine, upstream: SimulatedProvider, way: str) -> None:
+    """A call that its caller cancels while the provider works on it."""
     ask, faults = WAYS[way]
     seen = asyncio.Event()
     task = asyncio.create_task(ask(line, seen))
     await upstream.until(lambda ledger: ledger["active"] == 1)
     if "pace" in faults:
-        await asyncio.wait_for(seen.wait(), 5)
-    cancelled = time.monotonic()
+        await asyncio.wait_for(seen.wait(), 30)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    return time.monotonic() - cancelled
 
 
 async def test_ten_cancelled_chats_do_not_close_a_group_of_eight(database_url, tmp_path):
@@ -95,10 +102,10 @@ async def test_ten_cancelled_chats_do_not_close_a_group_of_eight(database_url, t
             chat.cancel()
         ends = await asyncio.gather(*chats, return_exceptions=True)
         assert {type(end) for end in ends} == {asyncio.CancelledError}
-        assert time.monotonic() - stopped < 2
+        assert time.monotonic() - stopped < 20
         answers = await asyncio.gather(*(line.pipeline.complete(call("sim-fast")) for _ in range(8)))
         assert len(answers) == 8
-        assert time.monotonic() - stopped < 5
+        assert time.monotonic() - stopped < 60
         await line.settled()
         rows = await line.invocations()
         ledger = await upstream.ledger()
@@ -115,9 +122,11 @@ async def test_ten_cancelled_chats_do_not_close_a_group_of_eight(database_url, t
 @pytest.mark.parametrize("way", WAYS)
 async def test_what_a_caller_took_back_is_read_to_its_end_and_charged(database_url, tmp_path, way):
     async with one_provider(database_url, tmp_path) as (line, upstream):
-        await upstream.set_faults(**WAYS[way][1])
-        assert await taken_back(line, upstream, way) < 0.2
+        await upstream.set_faults(**STAYING[way])
+        await taken_back(line, upstream, way)
+        # The caller was not kept until the answer was there.
         assert await line.slots() == ["active"]
+        await upstream.set_faults()
         await line.settled()
         [row] = await line.invocations()
         ledger = await upstream.ledger()
@@ -146,8 +155,9 @@ async def test_an_answer_that_does_not_end_is_closed_after_the_time_to_drain(dat
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert time.monotonic() - stopped < 1
-        await upstream.until(within=10)
+        # The caller was not kept for the time to drain.
+        assert await line.slots() == ["active"]
+        await upstream.until()
         assert time.monotonic() - stopped > 1.9
         await line.settled()
         [row] = await line.invocations()
@@ -165,13 +175,13 @@ async def test_closing_at_once_is_what_a_provider_may_ask_for(database_url, tmp_
         asked = WAYS[way][1]
         await upstream.set_faults(**({"pace": 0.05, "chunks": 500} if "pace" in asked else dict.fromkeys(asked, 20)))
         await taken_back(line, upstream, way)
-        await upstream.until(within=10)
+        await upstream.until(within=15)
         await line.settled()
         [row] = await line.invocations()
         assert (row["status"], row["state"]) == ("cancelled", "unknown")
         # Known to have ended soon after: the slot is free again, long before its hard deadline.
         await upstream.set_faults()
-        await asyncio.gather(*(line.pipeline.complete(call("sim-fast", deadline_s=5)) for _ in range(6)))
+        await asyncio.gather(*(line.pipeline.complete(call("sim-fast", deadline_s=30)) for _ in range(6)))
         await line.audit()
 
 
@@ -209,16 +219,15 @@ async def test_a_connection_that_breaks_after_the_caller_has_gone_is_uncertain(d
 
 async def test_a_deadline_ends_the_callers_wait_and_not_the_call(database_url, tmp_path):
     async with one_provider(database_url, tmp_path) as (line, upstream):
-        await upstream.set_faults(latency=2)
-        asked = time.monotonic()
+        await upstream.set_faults(hold=True)
         with pytest.raises(AttemptedError) as late:
-            await line.pipeline.complete(call("sim-fast", deadline_s=0.3))
-        assert time.monotonic() - asked < 1.5
+            await line.pipeline.complete(call("sim-fast", deadline_s=1))
         assert late.value.code is Code.DEADLINE_EXCEEDED
         assert late.value.outcome is not None
         [attempt] = late.value.outcome.attempts
         assert (attempt.status, attempt.code, attempt.cost.state) == ("timeout", "deadline", "unknown")
         assert late.value.outcome.settlement == "pending"
+        await upstream.set_faults()
         await line.settled()
         [row] = await line.invocations()
         assert (row["status"], row["ended"], row["state"]) == ("timeout", "complete", "charged")
@@ -227,8 +236,8 @@ async def test_a_deadline_ends_the_callers_wait_and_not_the_call(database_url, t
 
 async def test_a_deadline_in_the_middle_of_a_stream_is_told_and_the_rest_is_read(database_url, tmp_path):
     async with one_provider(database_url, tmp_path) as (line, upstream):
-        await upstream.set_faults(pace=0.05, chunks=16)
-        async with line.pipeline.stream(call("sim-fast", deadline_s=0.4)) as items:
+        await upstream.set_faults(pace=0.2, chunks=16)
+        async with line.pipeline.stream(call("sim-fast", deadline_s=1.5)) as items:
             with pytest.raises(StreamBroken) as late:
                 await read(items)
         assert late.value.code is Code.DEADLINE_EXCEEDED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
@@ -24,6 +23,7 @@ from gateway.errors import (
     StreamBroken,
     UpstreamRejected,
 )
+from tests.fakes.ports import refusing_port
 from tests.fakes.simulated import simulated
 from tests.fakes.whole_line import Heard, call, read, whole_line
 
@@ -129,9 +129,7 @@ async def test_a_transient_failure_switches_to_the_next_route_and_says_so(world)
 
 
 async def test_a_provider_that_refuses_connections_is_not_dispatched_and_costs_nothing(database_url, tmp_path):
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    with refusing_port() as port:
         async with simulated() as good:
             toml = f"""
             [providers.down]
@@ -383,7 +381,7 @@ async def test_a_rate_limit_that_is_repeated_is_waited_out_as_long_as_it_says_ea
     await first.set_faults(status=429, retry_after=0.4, fail_first=3, key="k")
     asked = time.monotonic()
     completion = await line.pipeline.complete(call("only"))
-    assert 1.2 <= time.monotonic() - asked < 8
+    assert 1.2 <= time.monotonic() - asked < 20
     assert [a.status for a in completion.outcome.attempts] == ["error"] * 3 + ["success"]
 
 
@@ -392,9 +390,9 @@ async def test_waiters_that_cannot_outlive_a_cooldown_are_told_at_once(world):
     await first.set_faults(status=429, retry_after=30, latency=0.3)
     asked = time.monotonic()
     answers = await asyncio.gather(
-        *(line.pipeline.complete(call("only", deadline_s=5)) for _ in range(6)), return_exceptions=True
+        *(line.pipeline.complete(call("only", deadline_s=25)) for _ in range(6)), return_exceptions=True
     )
-    assert time.monotonic() - asked < 5
+    assert time.monotonic() - asked < 25
     assert {type(answer) for answer in answers} <= {AdmissionRefused, AllRoutesFailed}
     refused = [answer for answer in answers if isinstance(answer, AdmissionRefused)]
     assert refused

@@ -128,7 +128,7 @@ async def test_who_runs_and_who_waits_moves_along_and_no_limit_is_passed_while_p
                 for first, gate in held:
                     gate.set()
                     await first
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     await asyncio.gather(*waits)
                 # From here on each has its two slots, at the process that was started for one.
                 await asyncio.gather(*(after.pipeline.complete(call(f"{name}/sim-fast")) for name in "aabb"))

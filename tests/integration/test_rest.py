@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gzip
 import json
-import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import date
@@ -812,9 +811,9 @@ async def test_what_is_not_http_gets_a_400_in_our_shape_and_the_connection_ends(
 
 
 async def test_a_slow_body_is_cut_and_a_slow_head_too(world: World):
-    async def trickle(first: bytes) -> tuple[bytes, float]:
+    async def trickle(first: bytes) -> bytes:
+        """What came before the connection was ended. By itself it would go on for half an hour."""
         reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
-        began = time.monotonic()
         writer.write(first)
 
         async def drip() -> None:
@@ -826,21 +825,18 @@ async def test_a_slow_body_is_cut_and_a_slow_head_too(world: World):
         got = b""
         # Piece by piece: what came before a reset counts.
         with contextlib.suppress(ConnectionResetError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while piece := await reader.read(4096):
                     got += piece
-        took = time.monotonic() - began
         dripping.cancel()
         writer.close()
-        return got, took
+        return got
 
     auth = f"authorization: Bearer {world.secrets['all']}\r\n".encode()
-    body, took = await trickle(b"POST /v1/lines HTTP/1.1\r\nhost: x\r\n" + auth + b"content-length: 100000\r\n\r\n")
+    body = await trickle(b"POST /v1/lines HTTP/1.1\r\nhost: x\r\n" + auth + b"content-length: 100000\r\n\r\n")
     assert b" 408 " in body
     assert b"too slowly" in body
-    assert took < 4
-    _, took = await trickle(b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncookie: ")
-    assert took < 4
+    await trickle(b"GET /v1/models HTTP/1.1\r\nhost: x\r\ncookie: ")
 
 
 async def test_a_body_that_breaks_off_or_is_badly_framed_is_no_fault(world: World):
@@ -938,7 +934,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_new(world: World):
     status, body, headers = await asking
     assert (status, body) == (200, {"done": True})
     assert headers["Connection"] == "close"
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, 30)
 
 
 async def test_a_request_on_a_connection_that_is_still_open_while_draining_is_refused_in_words(world: World):
@@ -993,10 +989,15 @@ async def test_while_the_port_is_still_open_all_is_served_while_readiness_says_n
 
 
 async def test_draining_does_not_wait_for_idle_connections(world: World):
-    assert (await world.ask("GET", "/v1/models"))[0] == 200
-    began = time.monotonic()
-    await world.server.drain()
-    assert time.monotonic() - began < 5
+    patient = msgspec.structs.replace(SETTINGS, drain_s=600.0)
+    async with (
+        serve(patient, world.endpoints(), world.authenticator) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+    ):
+        async with client.get("/v1/models", headers=world.key()) as answer:
+            assert answer.status == 200
+        async with asyncio.timeout(60):
+            await server.drain()
 
 
 async def test_what_has_not_ended_at_the_drain_deadline_is_cancelled_and_waited_for(world: World):

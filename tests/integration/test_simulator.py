@@ -86,7 +86,7 @@ async def exchange(simulator: SimulatedProvider, request: dict[str, Any], *, hea
     writer.write(head.encode() + b"\r\n\r\n" + data)
     received, reset = b"", False
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while piece := await reader.read(65_536):
                 received += piece
     except ConnectionResetError:
@@ -470,7 +470,7 @@ async def leave(simulator: SimulatedProvider, request: dict[str, Any], *, after:
     if after is None:
         await simulator.until(lambda ledger: ledger["active"] > 0)
     else:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await reader.readuntil(after)
     writer.close()
     await writer.wait_closed()

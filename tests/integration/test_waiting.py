@@ -294,7 +294,7 @@ async def test_a_call_that_was_cancelled_before_the_dispatch_sends_nothing(datab
             with pytest.raises(asyncio.CancelledError):
                 await cancelled
             # Its slot goes to the next one without waiting for anything.
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await behind
             await not_sent(one, upstream, 1)
 
@@ -307,7 +307,7 @@ async def test_a_deadline_that_passes_in_the_queue_frees_the_place_and_tells_it(
             started = time.monotonic()
             error = await refused(two.pipeline.complete(call("p/sim-fast", deadline_s=0.2)))
             assert error.code is Code.DEADLINE_EXCEEDED
-            assert 0.15 < time.monotonic() - started < 5
+            assert 0.15 < time.monotonic() - started < 30
             assert await one.slots() == ["active"]
             gate.set()
             await first

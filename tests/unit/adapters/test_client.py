@@ -23,6 +23,7 @@ from adapters.chat import ChatRequest, Event, Finished, Message, Role, StopReaso
 from adapters.client import Upstream
 from adapters.contract import Clocks, Endpoint, UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
+from tests.fakes.ports import refusing_port
 from tests.fakes.raw_provider import Exchange, head, raw_provider
 
 ANSWER = json.dumps(
@@ -242,12 +243,6 @@ async def test_a_compressed_answer_is_read(upstream, coding):
 # ----------------------------------------------------------------- not sent
 
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 async def not_sent(upstream: Upstream, of: UpstreamCall) -> set[str]:
     codes = set()
     with pytest.raises(NotSent) as caught:
@@ -259,7 +254,8 @@ async def not_sent(upstream: Upstream, of: UpstreamCall) -> set[str]:
 
 
 async def test_a_refused_connection_sent_nothing(upstream):
-    assert await not_sent(upstream, call(free_port())) == {"connect_refused"}
+    with refusing_port() as port:
+        assert await not_sent(upstream, call(port)) == {"connect_refused"}
 
 
 async def test_a_name_that_does_not_resolve_sent_nothing(upstream):
@@ -603,7 +599,7 @@ async def a_line_without_end(exchange: Exchange) -> None:
 )
 async def test_a_stream_that_was_sent_and_not_proven_is_broken(upstream, handler, code, content_first):
     async with raw_provider(handler) as provider:
-        of = call(provider.port, clocks=Clocks(first_byte_s=0.5, gap_s=0.5), max_response_bytes=1024 * 1024)
+        of = call(provider.port, clocks=Clocks(first_byte_s=1, gap_s=1), max_response_bytes=1024 * 1024)
         events, error = await failed(upstream, of)
         assert isinstance(error, Broken)
         assert error.code == code
@@ -623,7 +619,7 @@ async def test_a_stream_that_was_sent_and_not_proven_is_broken(upstream, handler
 async def test_a_plain_call_that_was_sent_and_not_proven_is_broken(upstream, handler, code):
     async with raw_provider(handler) as provider:
         with pytest.raises(Broken) as caught:
-            await upstream.complete(call(provider.port, deadline_s=0.3, clocks=Clocks(first_byte_s=0.01, gap_s=0.01)))
+            await upstream.complete(call(provider.port, deadline_s=1, clocks=Clocks(first_byte_s=0.01, gap_s=0.01)))
         assert caught.value.code == code
 
 
@@ -651,7 +647,7 @@ async def test_the_deadline_ends_a_stream_that_is_well_alive(upstream):
                 await asyncio.sleep(0.01)
 
     async with raw_provider(answer) as provider:
-        events, error = await failed(upstream, call(provider.port, deadline_s=0.3))
+        events, error = await failed(upstream, call(provider.port, deadline_s=1))
     assert isinstance(error, Broken)
     assert error.code == "deadline"
     assert events
@@ -884,10 +880,11 @@ async def test_no_proxy_of_the_environment_is_used(upstream, monkeypatch):
     async def answer(exchange: Exchange) -> None:
         await exchange.answer(ANSWER)
 
-    async with raw_provider(answer) as provider:
+    with refusing_port() as nobody:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-            monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-        assert (await upstream.complete(call(provider.port))).choices
+            monkeypatch.setenv(name, f"http://127.0.0.1:{nobody}")
+        async with raw_provider(answer) as provider:
+            assert (await upstream.complete(call(provider.port))).choices
 
 
 @pytest.mark.parametrize(

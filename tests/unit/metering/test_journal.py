@@ -17,7 +17,7 @@ from tests.fakes.disk import FakeDisk
 
 
 async def until(holds) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not holds():  # noqa: ASYNC110  it is set in a thread, or by nobody here
             await asyncio.sleep(0.005)
 
@@ -339,7 +339,7 @@ async def test_who_is_cancelled_while_it_looks_keeps_nothing_locked(tmp_path, mo
     goes_on.set()
     monkeypatch.undo()
     found: list[bytes] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not found:
             found = await taken(tmp_path)
     assert found == [b"left"]

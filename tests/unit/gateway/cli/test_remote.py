@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from gateway.cli import remote
 from gateway.cli.failure import Failed
+from tests.fakes.ports import refusing_port
 
 
 def test_the_url_given_wins_over_the_data_directory(tmp_path):
@@ -63,8 +64,12 @@ def test_an_answer_that_no_gateway_gives_is_said_to_be_one(body):
     assert "is this a gateway" in str(remote.refusal(502, body))
 
 
-def test_an_address_where_nobody_listens_is_one_line_with_what_to_do(free_port):
-    with remote.reach(f"http://127.0.0.1:{free_port}", None) as gateway, pytest.raises(Failed) as failed:
+def test_an_address_where_nobody_listens_is_one_line_with_what_to_do():
+    with (
+        refusing_port() as port,
+        remote.reach(f"http://127.0.0.1:{port}", None) as gateway,
+        pytest.raises(Failed) as failed,
+    ):
         gateway.get("/v1/groups")
     assert "tollbridge serve" in (failed.value.hint or "")
 
