@@ -53,6 +53,7 @@ from gateway.rest import message_batches as rest_message_batches
 from gateway.rest import models as rest_models
 from gateway.rest import operators, usage_resolve
 from gateway.rest import responses as rest_responses
+from gateway.rest import usage as rest_usage
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
@@ -326,7 +327,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     *rest_models.routes(
                         catalogue=Catalogue(settings.providers, settings.models, prices), allowed=router.allowed
                     ),
-                    *operators.routes(readiness=reading, usage=reading, groups=reading),
+                    *operators.routes(readiness=reading, groups=reading),
+                    *rest_usage.routes(usage=reading),
                     *usage_resolve.routes(resolver=reading),
                     *rest_jobs.routes(
                         store=job_store,

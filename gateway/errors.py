@@ -57,6 +57,7 @@ class Code(enum.StrEnum):
     OWNER_FENCE = "owner_fence"
     PROVIDER_UNAVAILABLE = "provider_unavailable"
     TOO_LARGE = "too_large"
+    RANGE_TOO_WIDE = "range_too_wide"
     KEY_LIMIT = "key_limit"
     BUDGET_EXCEEDED = "budget_exceeded"
     BUDGET_RESERVED = "budget_reserved"
@@ -111,6 +112,7 @@ STATUS: dict[Code, Status] = {
     Code.PROVIDER_UNAVAILABLE: Status(503, "UNAVAILABLE", "api_error"),
     # Not 429: clients repeat that by themselves, and this one can never succeed as it is.
     Code.TOO_LARGE: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
+    Code.RANGE_TOO_WIDE: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),
     Code.KEY_LIMIT: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
     # OpenAI's own word for money that is used up: its clients know that asking again does not help.
     Code.BUDGET_EXCEEDED: Status(429, "RESOURCE_EXHAUSTED", "insufficient_quota"),

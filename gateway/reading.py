@@ -21,6 +21,7 @@ from gateway.config import Settings, normalised_endpoint
 from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.keys import Keys
 from gateway.settling import Settling
+from metering.grouping import Grouped, Question
 from metering.ledger import Ledger
 from metering.resolving import Resolution, Resolved, Resolving
 
@@ -83,6 +84,14 @@ class Reading:
     async def resolve(self, resolutions: Sequence[Resolution], *, by: uuid.UUID) -> list[Resolved]:
         with database.store_errors():
             return await self._resolving.resolve(resolutions, by=by)
+
+    @property
+    def zone(self) -> str:
+        return self._ledger.zone
+
+    async def grouped(self, question: Question) -> Grouped:
+        with database.store_errors():
+            return await self._ledger.grouped(question)
 
     async def groups(self) -> Sequence[Mapping[str, Any]]:
         with _admission_errors():

@@ -7,16 +7,18 @@ records without looking inside. Reading the counters adds their shards, in one s
 
 from __future__ import annotations
 
+import asyncio
 import importlib.resources
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import msgspec
 
 from metering.cost import decimal_string
+from metering.grouping import Grouped, Question, TooWide, statement
 
 
 class Intent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -113,8 +115,16 @@ class LedgerAttempt(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any]
 
 
+#: Milliseconds that adding up what is asked for may take. The log may be long, and others wait for the connection.
+GROUPS_TIMEOUT_MS: Final = 5000
+#: Questions of groups at once. The pool is for the other readers, too.
+_QUESTIONS: Final = 2
+
 _SUMS = importlib.resources.files("metering").joinpath("sql", "usage.sql").read_text()
 
+_COUNTED_FROM = importlib.resources.files("metering").joinpath("sql", "usage_counted_from.sql").read_text()
+
+_LOG_KEPT = importlib.resources.files("metering").joinpath("sql", "usage_log_kept.sql").read_text()
 
 _ATTEMPTS = importlib.resources.files("metering").joinpath("sql", "attempts_of.sql").read_text()
 
@@ -126,7 +136,8 @@ class Ledger:
 
     def __init__(self, pool: asyncpg.Pool, *, zone: str) -> None:
         self._pool = pool
-        self._zone = zone
+        self.zone: Final = zone
+        self._questions = asyncio.Semaphore(_QUESTIONS)
 
     async def usage(
         self, *, session_id: str | None, day: date | None, key_id: uuid.UUID | None, session_key: uuid.UUID
@@ -136,17 +147,59 @@ class Ledger:
 
         Raises asyncpg's errors.
         """
-        rows = await self._pool.fetch(_SUMS, session_id, day, key_id, self._zone, session_key)
+        rows = await self._pool.fetch(_SUMS, session_id, day, key_id, self.zone, session_key)
         sums: dict[str, Any] = {"session": None}
         for row in rows:
             entry = dict(row)
             kind = entry.pop("kind")
             if kind != "day":
                 entry.pop("day")
-            for field in ("charged_usd", "unknown_upper_bound_usd"):
-                entry[field] = decimal_string(entry[field])
-            sums[kind] = entry
+            sums[kind] = _spelled(entry)
         return sums
+
+    async def grouped(self, question: Question, *, timeout_ms: int = GROUPS_TIMEOUT_MS) -> Grouped:
+        """
+        A page of the groups that are asked for, in order, and the sum of all of them: one statement, one snapshot.
+
+        Without days: of this month, by the database's clock, up to today. Raises ValueError where the last day comes
+        before the first; TooWide where adding up takes longer than `timeout_ms`; asyncpg's errors.
+        """
+        async with (
+            self._questions,
+            self._pool.acquire() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            # Which filters there are decides how it is best read.
+            await connection.execute(
+                f"set local plan_cache_mode = force_custom_plan; set local statement_timeout = {int(timeout_ms)}"
+            )
+            today = await connection.fetchval("select (clock_timestamp() at time zone $1)::date", self.zone)
+            last = question.last or today
+            first = question.first or last.replace(day=1)
+            if first > last:
+                raise ValueError(f"{first} comes after {last}")
+            asked = statement(question, first=first, last=last)
+            try:
+                rows = await connection.fetch(asked.sql, *asked.arguments)
+                kept_from = None
+                if asked.source == "log":
+                    kept_from = await connection.fetchval(_LOG_KEPT, first)
+                elif asked.of_late:
+                    kept_from = await connection.fetchval(_COUNTED_FROM, self.zone)
+            except asyncpg.QueryCanceledError as error:
+                raise TooWide from error
+        *groups, whole = ({**row} for row in rows)
+        told = [(tuple(group.pop("dimensions")), _spelled(group)) for group in groups]
+        del whole["dimensions"]
+        return Grouped(
+            first=first,
+            last=last,
+            source=asked.source,
+            kept_from=kept_from if kept_from is not None and kept_from > first else None,
+            groups=tuple(told[: question.limit]),
+            sum=_spelled(whole),
+            more=len(told) > question.limit,
+        )
 
     async def partition(self) -> bool:
         """Makes the invocations' partitions of this month and the next. False where this role may not."""
@@ -164,3 +217,9 @@ class Ledger:
     async def states(self, tickets: Sequence[uuid.UUID]) -> dict[uuid.UUID, str]:
         """How these attempts stand: "open", "charged", "zero" or "unknown". One that is not known is left out."""
         return {row["ticket_id"]: row["state"] for row in await self._pool.fetch(_STATES, list(tickets))}
+
+
+def _spelled(sums: dict[str, Any]) -> Mapping[str, Any]:
+    """Sums as they are told: money as decimal numbers."""
+    sums.pop("whole", None)
+    return {name: decimal_string(value) if name.endswith("_usd") else value for name, value in sums.items()}

@@ -1,4 +1,4 @@
-"""`tollbridge usage`: tokens and cost by session, day and in total; corrections, and the providers' own books."""
+"""`tollbridge usage`: tokens and cost; corrections, and the provider's own books beside it."""
 
 from __future__ import annotations
 

@@ -76,10 +76,14 @@ def _accepted(headers: Sequence[str]) -> Format:
 
 
 async def send(
-    exchange: Exchange, wanted: Format, columns: Sequence[str], pages: AsyncIterator[Sequence[Mapping[str, Any]]]
+    exchange: Exchange,
+    wanted: Format,
+    columns: Sequence[str],
+    pages: AsyncIterator[Sequence[Mapping[str, Any]]],
+    about: Mapping[str, Any] = {},
 ) -> web.StreamResponse:
     """
-    The rows, page by page; no page is read before the one before it is on its way.
+    The rows, page by page; no page is read before the one before it is on its way. JSONL's last line has `about`, too.
 
     What goes wrong with the first page is an error like any other; later it breaks the connection off.
     """
@@ -101,7 +105,7 @@ async def send(
         page = await anext(pages, None)
     if wanted is Format.JSONL:
         end: End = {"end": True, "rows": rows}
-        await response.write(msgspec.json.encode(end) + b"\n")
+        await response.write(msgspec.json.encode({**end, **plain(about)}) + b"\n")
     await response.write_eof()
     return response
 

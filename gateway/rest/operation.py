@@ -17,7 +17,7 @@ from gateway.errors import Code
 #: What ends a job and never a request, and what no endpoint says of itself.
 _NEVER_HERE: Final = frozenset({Code.POISON, Code.EXPIRED, Code.METHOD_NOT_ALLOWED})
 #: What a call of the line may end in.
-OF_A_CALL: Final = frozenset(Code) - _NEVER_HERE
+OF_A_CALL: Final = frozenset(Code) - _NEVER_HERE - {Code.RANGE_TOO_WIDE}
 #: The store of jobs, files and batches is away.
 OF_CONTENT: Final = frozenset({Code.CONTENT_STORE_UNAVAILABLE})
 #: The store of keys, counters and groups is away.

@@ -1,12 +1,9 @@
-"""What operators and load balancers ask: is it alive, what can it serve, what was used, who occupies what."""
+"""What operators and load balancers ask: is it alive, what can it serve, who occupies what."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from datetime import date
 from typing import Annotated, Any, Final, Literal, Protocol
-from uuid import UUID
 
 import msgspec
 import structlog
@@ -15,15 +12,11 @@ from typing_extensions import TypedDict
 
 from gateway.call import Scope
 from gateway.database import StoreUnavailable
-from gateway.errors import Code, GatewayError, InvalidRequest
+from gateway.errors import Code, GatewayError
 from gateway.rest.endpoint import Access, Endpoint, Exchange, plain
 from gateway.rest.operation import OF_CONTROL, Content, Operation
 
 log: Final = structlog.get_logger("gateway")
-
-#: Characters of a session id.
-MAX_SESSION_ID = 256
-_DAY = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 
 class Readiness(Protocol):
@@ -35,22 +28,6 @@ class Readiness(Protocol):
 
     def providers(self) -> dict[str, str]:
         """By id: "ready" where its credentials are present, else "not_ready", or "disabled". Decides nothing here."""
-        ...
-
-
-class UsageReader(Protocol):
-    """The cost counters. `metering.ledger` has them."""
-
-    async def read(
-        self, *, session_id: str | None, day: date | None, key_id: UUID | None, session_key: UUID
-    ) -> Mapping[str, object]:
-        """
-        `session` (None where none is asked for), `day` (None means today in the declared zone) and `total`, each with
-        charged_usd, unknown_attempts, unknown_upper_bound_usd, attempts, input_tokens and output_tokens.
-
-        Of one key, or of all where `key_id` is None. A session belongs to a key, `session_key`; one that this key never
-        used reads as zero, like one that is not there. Raises StoreUnavailable.
-        """
         ...
 
 
@@ -78,17 +55,6 @@ class Reset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
-_SessionId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SESSION_ID)]
-
-
-class _UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
-    #: By either name.
-    session_id: _SessionId | None = None
-    session: _SessionId | None = None
-    #: None: today in the declared zone.
-    day: date | None = None
-
-
 class Alive(TypedDict):
     status: Literal["alive"]
 
@@ -99,35 +65,6 @@ class Ready(TypedDict):
     status: Literal["ready", "not_ready"]
     parts: dict[str, str]
     providers: dict[str, str]
-
-
-class Sums(TypedDict):
-    """What was used."""
-
-    #: A decimal string.
-    charged_usd: str
-    #: Attempts of which nobody knows what they cost, and the most that they can have.
-    unknown_attempts: int
-    unknown_upper_bound_usd: str
-    #: Those of which there is no such bound.
-    unbounded_attempts: int
-    attempts: int
-    input_tokens: int
-    output_tokens: int
-
-
-class DaySums(Sums):
-    """What was used on a day of the declared zone."""
-
-    day: date
-
-
-class UsageSums(TypedDict):
-    """What was used: by this key, or by all for an administrator."""
-
-    session: Sums | None
-    day: DaySums
-    total: Sums
 
 
 class GroupList(TypedDict):
@@ -141,7 +78,7 @@ class GroupReset(TypedDict):
     reset: Literal[True]
 
 
-def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) -> list[Endpoint]:
+def routes(*, readiness: Readiness, groups: GroupsReader) -> list[Endpoint]:
     """The endpoints of this module."""
 
     async def healthz(exchange: Exchange) -> web.StreamResponse:
@@ -159,24 +96,6 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
             "providers": readiness.providers(),
         }
         return exchange.answer(told, status=200 if ready else 503)
-
-    async def read_usage(exchange: Exchange) -> web.StreamResponse:
-        query = exchange.query(("session_id", "session", "day"))
-        # Either the field's name or the answer's: both are what people type. Of two, one would be ignored.
-        if {"session_id", "session"} <= query.keys():
-            raise InvalidRequest("is session_id by another name: give one of them", param="session")
-        session_id = query.get("session_id", query.get("session"))
-        if session_id is not None and not 1 <= len(session_id) <= MAX_SESSION_ID:
-            raise InvalidRequest(f"must have 1 to {MAX_SESSION_ID} characters", param="session_id")
-        day = _day(query["day"]) if "day" in query else None
-        # An administrator sees all; every other key what it used itself.
-        caller = exchange.caller
-        key_id = None if Scope.ADMIN in caller.scopes else caller.key_id
-        try:
-            sums = await usage.read(session_id=session_id, day=day, key_id=key_id, session_key=caller.key_id)
-            return exchange.answer(plain(sums))
-        except StoreUnavailable as error:
-            raise _unavailable() from error
 
     async def read_groups(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
@@ -205,12 +124,6 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
     standing = Operation(
         summary="Whether the process may be sent work", gives=(Content(type=Ready), Content(type=Ready, status=503))
     )
-    used = Operation(
-        summary="What was used and what it cost",
-        query=_UsageQuery,
-        gives=(Content(type=UsageSums),),
-        errors=OF_CONTROL,
-    )
     listed = Operation(summary="Who occupies what, and who waits", gives=(Content(type=GroupList),), errors=OF_CONTROL)
     closed = Operation(
         summary="Close the breaker of a capacity group",
@@ -221,7 +134,6 @@ def routes(*, readiness: Readiness, usage: UsageReader, groups: GroupsReader) ->
     return [
         Endpoint(method="GET", path="/healthz", access=Access.PUBLIC, handler=healthz, told=live),
         Endpoint(method="GET", path="/readyz", access=Access.PUBLIC, handler=readyz, told=standing),
-        Endpoint(method="GET", path="/v1/usage", access=Scope.USAGE_READ, handler=read_usage, told=used),
         Endpoint(method="GET", path="/v1/groups", access=Scope.USAGE_READ, handler=read_groups, told=listed),
         Endpoint(method="POST", path="/v1/groups/reset", access=Scope.ADMIN, handler=reset_group, told=closed),
     ]
@@ -247,14 +159,6 @@ def _without_others(group: Mapping[str, Any], key_id: str) -> dict[str, Any]:
             for name in ("slots", "waiting")
         },
     }
-
-
-def _day(text: str) -> date:
-    try:
-        # fromisoformat takes other ISO forms as well.
-        return date.fromisoformat(text if _DAY.fullmatch(text) else "")
-    except ValueError as error:
-        raise InvalidRequest("must be a day as YYYY-MM-DD", param="day") from error
 
 
 def _unavailable() -> GatewayError:

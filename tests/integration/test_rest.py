@@ -28,11 +28,12 @@ from gateway.database import StoreUnavailable
 from gateway.errors import AdmissionRefused, NotFound, Unauthenticated
 from gateway.keys import Keys
 from gateway.policy import Policy
-from gateway.rest import models, operators
+from gateway.rest import models, operators, usage
 from gateway.rest.app import RestServer, RestSettings, serve
 from gateway.rest.auth import Authenticator
 from gateway.rest.endpoint import REQUEST_ID, Access, BodyLimits, Endpoint, Exchange, usd
 from gateway.rest.models import ModelEntry, ModelPlace, Prices
+from metering.grouping import Grouped, Question
 
 SECRET_TEXT = "the-quick-brown-canary"
 
@@ -78,6 +79,8 @@ class FakeCatalogue:
 
 
 class FakeUsage:
+    zone = "UTC"
+
     def __init__(self) -> None:
         self.asked: list[tuple[str | None, date | None, UUID | None]] = []
         self.lost = False
@@ -89,6 +92,9 @@ class FakeUsage:
             raise StoreUnavailable("gone")
         self.asked.append((session_id, day, key_id))
         return {"session": None, "day": {"charged_usd": Decimal("1E-7")}, "total": {"charged_usd": Decimal("12.50")}}
+
+    async def grouped(self, question: Question) -> Grouped:
+        raise AssertionError("nobody asks for groups here")
 
 
 class FakeGroups:
@@ -187,7 +193,8 @@ class World:
 
         return [
             *models.routes(catalogue=FakeCatalogue(), allowed=allowed),
-            *operators.routes(readiness=self.readiness, usage=self.usage, groups=self.groups),
+            *operators.routes(readiness=self.readiness, groups=self.groups),
+            *usage.routes(usage=self.usage),
             Endpoint(method="POST", path="/v1/things", access=Scope.JOBS, handler=take),
             Endpoint(method="POST", path="/v1/lines", access=Scope.CHAT, handler=count),
             Endpoint(method="GET", path="/v1/things/{thing_id}", access=Scope.JOBS, handler=one),
@@ -652,6 +659,30 @@ async def test_a_lost_store_is_said_so(world: World):
         ("day=20260228", "day"),
         ("day=2026-02-30", "day"),
         ("day=2026-W09-6", "day"),
+        ("day=2026-02-28&from=2026-02-28", "from"),
+        ("from=2026-02-30", "from"),
+        ("to=2026-2-3", "to"),
+        ("group_by=", "group_by"),
+        ("group_by=day,modell", "group_by"),
+        ("group_by=day,,model", "group_by"),
+        ("group_by=day,day", "group_by"),
+        ("group_by=tag:", "group_by"),
+        ("group_by=tag:" + "x" * 65, "group_by"),
+        ("group_by=day,month,key,provider,model,upstream_model,run,step,session", "group_by"),
+        ("key=mine", "key"),
+        ("run=", "run"),
+        ("provider=" + "x" * 257, "provider"),
+        ("tag=team", "tag"),
+        ("tag=:search", "tag"),
+        ("format=xml", "format"),
+        ("group_by=day&limit=0", "limit"),
+        ("group_by=day&limit=10001", "limit"),
+        ("group_by=day&cursor=here", "cursor"),
+        ("group_by=day&cursor=W1siZGF5Il0sWyJhIiwiYiJdXQ", "cursor"),
+        ("group_by=day&cursor=W1sibW9udGgiXSxbIjIwMjYtMTEiXV0", "cursor"),
+        ("group_by=day&cursor=W1siZGF5Il0sWyJcdTAwMDAiXV0", "cursor"),
+        ("group_by=day&format=csv&limit=3", "limit"),
+        ("group_by=day&format=jsonl&cursor=W1siZGF5Il0sWyJhIl1d", "cursor"),
         ("%0a=1", "query"),
     ],
 )

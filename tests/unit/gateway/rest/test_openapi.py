@@ -33,6 +33,7 @@ from gateway.rest import (
     openapi,
     operators,
     responses,
+    usage,
 )
 from gateway.rest.endpoint import Access, Endpoint
 from gateway.rest.fields import BY_NAME, FIELDS, Refused
@@ -54,7 +55,8 @@ ENDPOINTS = [
     *embeddings.routes(line=NOBODY),
     *counting.routes(line=NOBODY),
     *models.routes(catalogue=NOBODY, allowed=NOBODY),
-    *operators.routes(readiness=NOBODY, usage=NOBODY, groups=NOBODY),
+    *operators.routes(readiness=NOBODY, groups=NOBODY),
+    *usage.routes(usage=NOBODY),
     *jobs.routes(
         store=NOBODY, intake=NOBODY, watch=NOBODY, runner=NOBODY, waits=NOBODY, costs=NOBODY, settings=JobsSettings()
     ),
