@@ -141,13 +141,15 @@ def _split(file: str, text: str) -> Iterator[tuple[str, Any]]:
     """Each page and the beginning of its place: of one page, a list of pages, or a page a line. Raises `Refused`."""
     try:
         whole = _decoder.decode(text)
+    except RecursionError:
+        raise Refused(file, f"is nested too deeply; {_LOOKED_FOR}") from None
     except msgspec.DecodeError as error:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         try:
             pages = [(f"line {number}, ", _decoder.decode(line)) for number, line in lines[:-1]]
             # A line that is no JSON of its own: then the file is not lines, and the first fault is the true one.
             pages += [(f"line {number}, ", _decoder.decode(line)) for number, line in lines[-1:]]
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise Refused(file, f"is no JSON: {error}; {_LOOKED_FOR}") from None
         yield from pages
         return

@@ -19,6 +19,8 @@ _DIGITS = 60
 _PLACES = 40
 #: As in the ledger.
 _LIMIT_COUNT = 10**15
+#: Far from the ends of the calendar, so that a day more or less is always a date.
+_YEARS = range(2000, 2200)
 _DAY = timedelta(days=1)
 
 
@@ -95,24 +97,30 @@ class Record:
                 continue
             try:
                 if found.replace(".", "", 1).isdigit() and len(found.partition(".")[0]) > 8:
-                    return datetime.fromtimestamp(int(Decimal(found)), UTC)
-                moment = datetime.fromisoformat(found)
+                    moment = datetime.fromtimestamp(int(Decimal(found)), UTC)
+                else:
+                    moment = datetime.fromisoformat(found)
+                moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
             except (ValueError, OverflowError, OSError):
                 raise self.refuse(name, f"{found[:40]!r} is no time") from None
-            return moment.astimezone(UTC) if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+            if moment.year not in _YEARS:
+                raise self.refuse(name, f"{found[:40]!r} is no time of an export")
+            return moment
         raise self.refuse(names[0], "is missing")
 
     def dimensions(self, names: tuple[str, ...]) -> dict[str, str]:
         return {name: found for name in names if (found := self.text(name)) is not None}
 
 
-def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(value: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The fields of an object, those of objects in it by `object.field`."""
-    for name, found in value.items():
+    left: list[tuple[str, Any]] = list(value.items())
+    while left:
+        name, found = left.pop()
         if isinstance(found, dict):
-            yield from flat(found, f"{before}{name}.")
+            left += [(f"{name}.{inner}", of_it) for inner, of_it in found.items()]
         else:
-            yield f"{before}{name}", found
+            yield name, found
 
 
 def within_a_day(record: Record, name: str, start: datetime, end: datetime) -> datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -13,6 +14,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metering.exports.lines import Refused
 from metering.exports.reading import read
 from metering.reconciliation import Tolerance, Used, compare
 
@@ -111,3 +113,34 @@ def test_any_split_of_the_same_charges_reconciles_to_zero(
     )
     [row] = compare(ours, lines, by_day=True, money=True, tokens=True, tolerance=EXACT).differing
     assert row.difference_usd == Decimal("-1e-12")
+
+
+PIECES = (
+    "start_time", "end_time", "starting_at", "ending_at", "results", "data", "amount", "value", "currency", "usd",
+    "model",
+    "input_tokens", "output_tokens", "uncached_input_tokens", "object", "amount_value", "amount_currency", "line_item",
+    "usage_date_utc", "token_type", "cost_usd", "model_version", "usage_input_tokens_no_cache", "usage_output_tokens",
+    "num_model_requests", "1788307200", "2026-09-02", "9999-12-31", "1e999", "-1", "NaN", '"', ",", "\n", "\r", "{",
+    "}", "[", "]", ":", "null", "true", ";", "\t", " ", "\x00", "\ufeff", "[" * 3000,
+)  # fmt: skip
+WHOLE = (
+    '{"data":[{"start_time":1788307200,"end_time":1788393600,"results":[{"amount":{"value":1,"currency":"usd"}}]}]}',
+    '{"data":[{"start_time":1788307200,"end_time":1788393600,"results":[{"input_tokens":1,"num_model_requests":1}]}]}',
+    '{"data":[{"starting_at":"2026-09-02T00:00:00Z","ending_at":"2026-09-03T00:00:00Z","results":[{"amount":"1"}]}]}',
+    "start_time,end_time,amount_value,amount_currency\n1788307200,1788393600,1,usd\n",
+    "usage_date_utc,model,token_type,cost_usd\n2026-09-02,m,output,1\n",
+    "usage_date_utc,model_version,usage_input_tokens_no_cache,usage_output_tokens\n2026-09-02,m,1,1\n",
+)
+
+
+@given(
+    whole=st.sampled_from(WHOLE),
+    changes=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 30), st.sampled_from(PIECES) | st.text(max_size=3))),
+)
+def test_whatever_stands_in_a_file_it_is_understood_or_refused(whole: str, changes: list[tuple[int, int, str]]) -> None:
+    text = whole
+    for at, cut, piece in changes:
+        text = text[:at] + piece + text[at + cut :]
+    with contextlib.suppress(Refused):
+        [export] = read([("file", text.encode(errors="replace"))])
+        assert all(line.amount is None or line.amount.is_finite() for line in export.lines)

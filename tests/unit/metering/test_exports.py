@@ -256,6 +256,10 @@ def test_other_products_of_the_usage_api_are_kept_apart() -> None:
             OPENAI_COSTS_CSV.replace("1788393600", "1788397200"),
             "line 3, end_time: the bucket from 2026-09-02T00:00:00+00:00",
         ),
+        (
+            ANTHROPIC_COSTS_CSV.replace("2026-09-02,Cl", "9999-12-31,Cl"),
+            "line 2, usage_date_utc: '9999-12-31' is no time of",
+        ),
         (OPENAI_COSTS_CSV + "1,2,3\n", "export: line 5: has 3 cells, the header has 9"),
         (OPENAI_COSTS_CSV + '"open', "export: line 5: is no CSV"),
         (OPENAI_USAGE_CSV.replace("106.0", "106.5"), "export: line 2, output_tokens: '106.5' is no count"),
