@@ -21,7 +21,7 @@ from adapters.client import Upstream
 from adapters.protocols import PROTOCOLS
 from admission.controller import Controller
 from admission.store import Store
-from gateway import database, embedded
+from gateway import database, embedded, pricing
 from gateway.billing import Billing
 from gateway.catalogue import Catalogue
 from gateway.config import Settings
@@ -62,8 +62,7 @@ from gateway.settling import Replay, Settling
 from gateway.standing import Standing
 from metering.journal import Journal
 from metering.ledger import Ledger
-from metering.library_prices import Library
-from metering.prices import PriceBook, PricedRoute
+from metering.prices import PriceBook
 from metering.resolving import Resolving
 
 log: Final = structlog.get_logger("gateway")
@@ -376,26 +375,14 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
 
 async def _prices(settings: Settings) -> PriceBook:
-    prices = PriceBook(
-        models=settings.prices_by_model, routes=settings.prices_by_route, published=Library, free=settings.free
-    )
-    routes = {
-        PricedRoute(provider.id, provider.base_url, model.name, target.model)
-        for model in settings.models.values()
-        for target in model.targets
-        if (provider := settings.providers[target.provider]).ready
-    }
-    routes |= {
-        PricedRoute(provider.id, provider.base_url, f"{provider.id}/{name}", name)
-        for provider in settings.providers.values()
-        if provider.ready
-        for name in provider.models
-    }
+    """Raises `ConfigFaults`."""
     # Loading the price list takes a third of a second, and no request should wait for it.
-    unpriced = await asyncio.to_thread(prices.prepare, sorted(routes), datetime.now(UTC))
-    if unpriced:
-        log.info("gateway.models_without_price", models=sorted({f"{provider}/{up}" for provider, _, _, up in unpriced}))
-    return prices
+    prices, unpriced, refused = await asyncio.to_thread(pricing.checked_at_start, settings, datetime.now(UTC))
+    if refused:
+        log.warning("gateway.models_without_price", models=unpriced, refused=refused)
+    elif unpriced:
+        log.info("gateway.models_without_price", models=unpriced, refused=[])
+    return prices.book
 
 
 @asynccontextmanager

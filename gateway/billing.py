@@ -41,18 +41,24 @@ class Billing:
 
     def unbounded(self, call: Call, route: Route) -> str:
         """Why no bound is known there, and what would help."""
-        price = self._price_of(route)
-        if price is None:
-            return "no price is known"
-        tier = self.asked_tier(call, route)
-        if not cost.may_serve(price, tier):
-            return f"no price is known of the service tier {tier}"
+        if (lacks_price := self.unpriced(call, route)) is not None:
+            return lacks_price
         limits = self._limits(call, route)
         if limits.input_tokens is None:
             return "it has pictures or files, and the size of the model's context is not known"
         if limits.output_tokens is None:
             return f"no limit of the answer is known, give {call.told_path(call.chat.written('max_output_tokens'))}"
         return "the price does not bound what is asked"
+
+    def unpriced(self, call: Call, route: Route) -> str | None:
+        """What of its price is not known there; None where it is, and for what is free of charge."""
+        if call.counts:
+            return None
+        price = self._price_of(route)
+        if price is None:
+            return "no price is known"
+        tier = self.asked_tier(call, route)
+        return None if cost.may_serve(price, tier) else f"no price is known of the service tier {tier}"
 
     def about(self, call: Call, route: Route) -> Decimal | None:
         """About what the call costs there in USD, to compare routes; None where no price is known."""

@@ -82,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prices_by_model: Mapping[str, KnownPrice]
     #: By `provider/upstream model`.
     prices_by_route: Mapping[str, KnownPrice]
+    #: It does not start while a route of a configured model has no price.
+    start_needs_prices: bool
     routing: RoutingSettings
     admission: AdmissionSettings
     jobs: JobsSettings
@@ -236,7 +238,10 @@ class _Resolved:
     def settings(self) -> Settings:
         parsed, environ = self._parsed, self._environ
         providers = {
-            name: profiles.provider(name, given, environ, self._wrong, self._origin_of)
+            name: msgspec.structs.replace(
+                profiles.provider(name, given, environ, self._wrong, self._origin_of),
+                require_pricing=parsed.metering.require_pricing,
+            )
             for name, given in parsed.providers.items()
         }
         models = self._models(providers)
@@ -286,6 +291,7 @@ class _Resolved:
             roles=roles,
             prices_by_model=prices,
             prices_by_route=prices_by_route,
+            start_needs_prices=parsed.metering.start_needs_prices,
             routing=routing,
             admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers, models), **admission),
             jobs=jobs,

@@ -62,6 +62,7 @@ class Code(enum.StrEnum):
     BUDGET_EXCEEDED = "budget_exceeded"
     BUDGET_RESERVED = "budget_reserved"
     NO_ROUTE = "no_route"
+    PRICING_REQUIRED = "pricing_required"
     PROVIDER_NOT_READY = "provider_not_ready"
     ALL_ROUTES_FAILED = "all_routes_failed"
     UPSTREAM_REJECTED = "upstream_rejected"
@@ -118,6 +119,7 @@ STATUS: dict[Code, Status] = {
     Code.BUDGET_EXCEEDED: Status(429, "RESOURCE_EXHAUSTED", "insufficient_quota"),
     Code.BUDGET_RESERVED: Status(429, "RESOURCE_EXHAUSTED", "rate_limit_error"),
     Code.NO_ROUTE: Status(403, "FAILED_PRECONDITION", "permission_error"),
+    Code.PRICING_REQUIRED: Status(403, "FAILED_PRECONDITION", "permission_error"),
     Code.PROVIDER_NOT_READY: Status(503, "FAILED_PRECONDITION", "api_error"),
     Code.ALL_ROUTES_FAILED: Status(502, "UNAVAILABLE", "api_error"),
     Code.UPSTREAM_REJECTED: Status(400, "INVALID_ARGUMENT", "invalid_request_error"),

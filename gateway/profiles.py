@@ -45,6 +45,7 @@ _AS_THEY_ARE: Final = (
     "queue_timeout_s",
     "first_byte_objective_s",
     "max_output_tokens",
+    "require_pricing",
 )
 
 #: Takes note of a fault: its path and the reason.

@@ -87,6 +87,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     cannot: frozenset[Capability] = frozenset()
     #: What becomes of a parameter that cannot be said here, where the request does not say.
     unsupported: Unsupported = Unsupported.REFUSE
+    #: A route whose price is not known is refused.
+    require_pricing: bool = False
     #: Its free endpoint is open to anybody: only a call tells whether the credential is good.
     check_is_open: bool = False
     #: Patterns of upstream models that cost nothing.
@@ -179,6 +181,7 @@ class Adjustment(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     resend_uncertain: Resend | None = None
     unsupported: Unsupported | None = None
+    require_pricing: bool | None = None
     #: What it cannot do beside what is said already, and what it can do whatever is said.
     cannot: frozenset[Capability] = frozenset()
     can: frozenset[Capability] = frozenset()
@@ -218,6 +221,7 @@ _OF_THE_PROVIDER = (
     "max_output_tokens",
     "resend_uncertain",
     "unsupported",
+    "require_pricing",
 )
 _OF_THE_ENDPOINT = (
     "protocol",

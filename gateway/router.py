@@ -107,6 +107,8 @@ def fingerprint(provider_id: str, model: str, endpoint: Endpoint) -> str:
 
 #: The key has a budget, and nobody knows the most that the request can cost there.
 _NOT_BOUNDED = "cost_not_bounded"
+#: Configured so that what has no price is not served.
+_UNPRICED = "pricing_required"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +144,10 @@ class Costs(Protocol):
 
     def about(self, call: Call, route: Route) -> Decimal | None:
         """None where no price is known."""
+        ...
+
+    def unpriced(self, call: Call, route: Route) -> str | None:
+        """What of its price is not known there; None where it is."""
         ...
 
 
@@ -379,6 +385,8 @@ class Router:
             if lacks:
                 missing |= lacks
                 return f"capability: {', '.join(sorted(lacks))}"
+        if provider.require_pricing and (lacks_price := self._costs.unpriced(call, route)) is not None:
+            return f"{_UNPRICED}: {lacks_price}"
         if call.caller.budgeted and self._costs.most(call, route) is None:
             return f"{_NOT_BOUNDED}: {self._costs.unbounded(call, route)}"
         limit = lowest(*(policy.max_cost_usd for _, policy in policies))
@@ -470,6 +478,14 @@ def _nothing_left(call: Call, left_out: Sequence[LeftOut], missing: set[Capabili
             "`tollbridge check` shows what each route is now",
             code=Code.PROVIDER_NOT_READY,
         )
+    if any(out.reason.startswith(_UNPRICED) for out in left_out):
+        others = (_UNPRICED, "not_ready", "disabled", "not_qualified", "not_allowed")
+        if all(out.reason.startswith(others) for out in left_out):
+            return NoRoute(
+                f"no route of {wanted} has a price, and none is served without one ({reasons}): "
+                "`tollbridge prices check` lists them",
+                code=Code.PRICING_REQUIRED,
+            )
     if any(out.reason.startswith(_NOT_BOUNDED) for out in left_out):
         reasons += "; a key with a budget is served only where the most that a request can cost is known"
     operators = ("not_ready", "disabled", "not_qualified")

@@ -83,6 +83,8 @@ class RouteTable(Strict):
     unsupported: _Unsupported | None = None
     cannot: list[_Capability] = []
     can: list[_Capability] = []
+    #: None: as `metering` says.
+    require_pricing: bool | None = None
 
 
 class TargetTable(RouteTable):
@@ -252,6 +254,13 @@ class RoutingTable(Strict):
     max_cost_usd: str | None = None
 
 
+class MeteringTable(Strict):
+    #: A route whose price is not known is refused.
+    require_pricing: bool = False
+    #: So is the start, while a route of a configured model has none.
+    start_needs_prices: bool = False
+
+
 class WebhooksTable(Strict):
     #: A host, or host:port; without a port the scheme's own is meant.
     allowed_hosts: list[str] = []
@@ -275,5 +284,6 @@ class File(Strict):
     groups: dict[_Name, GroupTable] = {}
     routing: RoutingTable = RoutingTable()
     admission: AdmissionTable = AdmissionTable()
+    metering: MeteringTable = MeteringTable()
     jobs: dict[str, Any] = {}
     webhooks: WebhooksTable = WebhooksTable()

@@ -13,8 +13,9 @@ its unbounded caches.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Lookups kept, hits and misses; all are forgotten beyond it. Configured routes are a few hundred at most.
 LOOKUPS = 4096
+
+#: USD for whatever a price is of. A figure above it is none.
+_MOST_USD: Final = Decimal(1_000_000_000)
 
 #: The library's names for tokens, and ours. A model priced in any other has a part that no usage tells apart.
 _TOKENS: Final = {
@@ -84,6 +88,38 @@ class Library:
         # By identity: the library hands out the same objects as long as it lives, and keeps them alive.
         self._prices: dict[tuple[object, ...], KnownPrice | None] = {}
 
+    @classmethod
+    def of_list(cls, published: bytes, version: str) -> Library:
+        """
+        A list in the form in which the library's makers publish it.
+
+        Raises ValueError for what is none: no JSON, another form, a price that is no amount.
+        """
+        # The library reads such a list only where it downloads it itself.
+        from genai_prices.data_snapshot import DataSnapshot  # noqa: PLC0415
+        from genai_prices.types import _providers_from_raw  # noqa: PLC0415
+
+        try:
+            told = json.loads(published, parse_float=Decimal, parse_constant=_no_number)
+        except RecursionError:
+            raise ValueError("its JSON is nested too deeply") from None
+        try:
+            providers = _providers_from_raw(told)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        snapshot = DataSnapshot(providers, from_auto_update=False)
+        found = cls(snapshot, version)
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Every figure is one. Raises ValueError."""
+        for provider in self._snapshot.providers:
+            for model in provider.models:
+                for figure in _figures_of(model):
+                    if not 0 <= figure < _MOST_USD:
+                        raise ValueError(f"{provider.id}/{model.id} has a price of {figure}")
+
     @property
     def models(self) -> int:
         """How many models it lists."""
@@ -105,6 +141,16 @@ class Library:
             self._in_force.clear()
         self._in_force[key] = (second, price)
         return price
+
+    def since(self, base_url: str, upstream_model: str, at: datetime) -> date | None:
+        """The day on which the price that is in force then began, where the list tells one."""
+        found = self._model(base_url, upstream_model)
+        if found is None or not isinstance(found.model.prices, list):
+            return None
+        in_force = found.model.get_prices(at)
+        constraint = next((each.constraint for each in found.model.prices if each.prices is in_force), None)
+        start: date | None = getattr(constraint, "start_date", None)
+        return start
 
     def context_window(self, base_url: str, upstream_model: str) -> int | None:
         found = self._model(base_url, upstream_model)
@@ -180,6 +226,21 @@ def _tiers(variants: Iterable[PriceVariant]) -> Iterator[tuple[str, dict[str, st
             name = value if key == "service_tier" else _TIERS.get((key, value))
             if name is not None and name not in STANDARD:
                 yield name, dict(variant.when)
+
+
+def _no_number(told: str) -> float:
+    raise ValueError(f"{told} is no number")
+
+
+def _figures_of(model: ModelInfo) -> Iterator[Decimal]:
+    prices = [each.prices for each in model.prices] if isinstance(model.prices, list) else [model.prices]
+    for price in (*prices, *(variant.prices for variant in model.price_variants or ())):
+        for value in vars(price).values():
+            if isinstance(value, Decimal):
+                yield value
+            elif value is not None:
+                yield value.base
+                yield from (tier.price for tier in value.tiers)
 
 
 def _band(figures: _Figures, start: int, version: str) -> Price:

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("gateway.cli.jobs", "Submit work as JSONL; follow it; fetch results."),
     "groups": ("gateway.cli.groups", "Who occupies capacity, who waits and why."),
     "usage": ("gateway.cli.usage", "Tokens and cost by session, day and in total."),
+    "prices": ("gateway.cli.prices", "What models cost, which have no price, and a newer list of prices."),
     "simulate": ("gateway.cli.simulate", "A provider that needs no key and misbehaves on request."),
 }
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
 from gateway import config
-from gateway.cli import live, remote, tables
+from gateway.cli import live, prices, remote, tables
 from gateway.cli.failure import Failed
+from gateway.pricing import Prices, RoutePrice
 from gateway.provider import Provider
 from gateway.router import Described, described
+from metering.price_list import PriceListFault
 
 #: Models listed before the rest is counted.
 SHOWN = 4
@@ -56,6 +59,7 @@ def command(
         name for name, provider in settings.providers.items() if name in used and provider.enabled and provider.missing
     )
     routes = [] if settings.file is None else list(described(settings.providers, settings.models))
+    unpriced = _unpriced(settings)
     lost = [route for route in routes if route.lost]
     results = _tried(settings, spend=spend, url=url, key=key) if ask else []
     if as_json:
@@ -70,12 +74,18 @@ def command(
                 "models": {name: [target.provider for target in m.targets] for name, m in settings.models.items()},
                 "not_ready": lacking,
                 "routes": routes,
+                "unpriced": [
+                    {"model": route.model, "provider": route.provider, "upstream_model": route.upstream_model}
+                    for route in unpriced
+                ],
                 "roles": {name: role.models for name, role in settings.roles.items()},
                 **({"live": results} if ask else {}),
             }
         )
     else:
         _show(settings, routes)
+        if unpriced:
+            prices.show_unpriced(unpriced)
         if ask:
             live.show(results)
     if ask and (failure := live.failure(results)) is not None:
@@ -89,6 +99,14 @@ def command(
             code="provider_not_ready",
             hint="Find out whether the route is fit as it is now, and write its route_id into qualified_for.",
         )
+
+
+def _unpriced(settings: config.Settings) -> list[RoutePrice]:
+    """Routes of configured models whose price nobody knows."""
+    try:
+        return [route for route in Prices(settings).of_models(datetime.now(UTC)) if route.price is None]
+    except PriceListFault as fault:
+        raise Failed(str(fault), code="price_list", hint=prices.LIST_HINT) from fault
 
 
 def _tried(settings: config.Settings, *, spend: bool, url: str | None, key: str | None) -> list[live.Tried]:

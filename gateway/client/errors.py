@@ -105,7 +105,7 @@ class Unauthenticated(CallFailed):
 class NotAllowed(CallFailed):
     """The key, its budget, the policy or the prices left nothing that may serve it."""
 
-    codes = frozenset({"budget_exceeded", "no_route", "permission_denied"})
+    codes = frozenset({"budget_exceeded", "no_route", "permission_denied", "pricing_required"})
 
 
 class NotFound(CallFailed):

@@ -31,6 +31,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel | msgspec.Struct]] = {
     "[groups.<endpoint>.models.<model>]": tables.ModelLimitsTable,
     "[routing]": tables.RoutingTable,
     "[admission]": tables.AdmissionTable,
+    "[metering]": tables.MeteringTable,
     "[jobs]": JobsSettings,
     "[webhooks]": tables.WebhooksTable,
 }

@@ -59,6 +59,9 @@ class Flat:
     def about(self, _call: Call, _route: Route) -> Decimal | None:
         return self._usd
 
+    def unpriced(self, _call: Call, _route: Route) -> str | None:
+        return "no price is known" if self._usd is None else None
+
 
 def router(*providers: Provider, ceiling: Decimal | None = None) -> Router:
     names = [entry.id for entry in providers]
@@ -215,3 +218,13 @@ def test_what_is_not_known_to_end_on_close_is_read_on(known_s, of, wish, stream_
 def test_a_word_about_streams_is_not_taken_for_plain_calls(of, stream_s, plain_s):
     made = provider("a", cancel_confirms_after_s=9, cancel_confirms=of)
     assert (made.confirms_after_s(streamed=True), made.confirms_after_s(streamed=False)) == (stream_s, plain_s)
+
+
+def test_what_has_no_price_is_refused_where_a_price_is_required() -> None:
+    free, strict = provider("a"), msgspec.structs.replace(provider("b"), require_pricing=True)
+    [route] = router(free, strict).plan(call()).routes
+    assert route.provider.id == "a"
+    with pytest.raises(NoRoute, match="pricing_required: no price is known") as refused:
+        router(strict).plan(call())
+    assert refused.value.code is Code.PRICING_REQUIRED
+    assert [each.provider.id for each in router(strict, ceiling=Decimal(1)).plan(call()).routes] == ["b"]
