@@ -81,7 +81,7 @@ async def granted(of: Controller, wanted: Demand | None = None) -> Lease:
     return answer
 
 
-async def until(so: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(so: Callable[[], bool], within_s: float = 10.0) -> None:
     async with asyncio.timeout(within_s):
         while not so():  # noqa: ASYNC110  a state of the store, which tells nobody
             await asyncio.sleep(0.005)
@@ -147,7 +147,7 @@ async def test_a_store_that_does_not_answer_is_a_bounded_refusal_and_ends_the_tr
     w = world(retry_s=0.2)
     async with w.controller() as one:
         w.faults["acquire"] = Fault(lost="before")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             answer = await one.admit(demand())
         assert isinstance(answer, Refusal)
         assert answer.reason is RefusalReason.STORE_UNAVAILABLE
@@ -235,7 +235,7 @@ async def test_without_any_notification_the_next_look_finds_the_slot():
         looked = w.asked.count("rescan")
         await until(lambda: w.asked.count("rescan") > looked + 1)
         await one.settle(ended(lease))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             assert isinstance(await waiting, Lease)
 
 
@@ -247,7 +247,7 @@ async def test_a_slot_that_comes_free_in_one_process_is_told_to_the_waiter_of_an
         # It has looked since it listens, and for the first time since it waits: the next look is far away.
         await until(lambda: w.asked.count("rescan") >= 2)
         await one.settle(ended(lease))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             assert isinstance(await waiting, Lease)
 
 
@@ -260,7 +260,7 @@ async def test_what_was_notified_while_nobody_listened_is_found_on_listening_aga
         w.database.lose_listeners()
         await one.settle(ended(lease))
         await until(lambda: "granted" in w.states())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             assert isinstance(await waiting, Lease)
 
 
@@ -269,7 +269,7 @@ async def test_a_slot_that_time_alone_frees_is_given_at_that_time():
     async with w.controller() as one:
         lease = await granted(one, demand(execution_limit_s=0.2, isolation_s=0.2))
         await one.settle(ended(lease, Ending.UNCERTAIN))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             assert isinstance(await one.admit(demand()), Lease)
 
 
@@ -387,7 +387,7 @@ async def test_who_asks_before_the_heartbeat_has_found_the_lapse_makes_it_look_a
     async with w.controller() as one:
         before = one.owner
         lapse(w, one)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(10):
             answer = await one.admit(demand())
         assert isinstance(answer, Refusal)
         assert (answer.reason, answer.used) == (RefusalReason.LAPSED, False)
