@@ -131,17 +131,21 @@ class Remote:
 
     def lines(self, path: str, **query: str | int | None) -> Iterator[bytes]:
         """The lines of an answer in JSONL, as they arrive."""
+        rest = b""
+        for piece in self.pieces(path, **query):
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from whole
+        if rest:
+            yield rest
+
+    def pieces(self, path: str, **query: str | int | None) -> Iterator[bytes]:
+        """An answer as it arrives. One that breaks off is `Failed`."""
         params = {name: value for name, value in query.items() if value is not None}
         with self._reached(), self._client.stream("GET", path, params=params) as response:
             if response.status_code >= 400:
                 response.read()
                 raise refusal(response.status_code, response.content)
-            rest = b""
-            for piece in response.iter_bytes():
-                *whole, rest = (rest + piece).split(b"\n")
-                yield from whole
-            if rest:
-                yield rest
+            yield from response.iter_bytes()
 
     def _send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         with self._reached():

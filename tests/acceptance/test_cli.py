@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import subprocess
 import sys
@@ -112,6 +114,23 @@ def test_a_file_is_submitted_watched_and_its_results_and_cost_are_shown(tollbrid
     assert f"${cost.normalize():f}" in known
     assert "nothing is known" not in known
     assert "nothing is known of a session [s2]" in tollbridge("usage", "--session", "[s2]").stdout
+
+    by_model = ("usage", "--by", "provider,model", "--session", "s1")
+    grouped = json.loads(tollbridge(*by_model, "--json").stdout)
+    [group] = grouped["groups"]
+    assert (group["model"], Decimal(group["charged_usd"]), group["attempts"]) == ("sim-fast", cost, 2)
+    assert grouped["sum"] == {name: group[name] for name in grouped["sum"]}
+    shown = tollbridge(*by_model).stdout
+    assert shown.splitlines()[0].startswith(f"usage and cost from {grouped['from']} to {grouped['to']}")
+    assert [line.split()[0] for line in shown.splitlines()[1:] if line] == ["provider", "simulated", "sum"]
+    *lines, last = map(json.loads, tollbridge(*by_model, "--jsonl").stdout.splitlines())
+    assert (lines, last["end"], last["sum"]) == ([group], True, grouped["sum"])
+    [row] = csv.DictReader(io.StringIO(tollbridge(*by_model, "--csv").stdout, newline=""))
+    assert row == {name: str(value) for name, value in group.items()}
+    for refused in (("--by", "modell"), ("--tag", "team"), ("--csv", "--json"), ("--day", grouped["to"], "--to", "x")):
+        assert tollbridge("usage", *refused).exit_code in {1, 2}, refused
+    tagged = json.loads(tollbridge("usage", "--tag", "team=nobody's", "--json").stdout)
+    assert (tagged["groups"], tagged["source"], tagged["sum"]["attempts"]) == ([], "counters", 0)
 
 
 def test_results_go_to_stdout_line_by_line(tollbridge, tmp_path):

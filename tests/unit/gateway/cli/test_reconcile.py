@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli import main, remote
+from tests.fakes.ports import refusing_port
 
 DAY = 1_788_307_200  # 2026-09-02T00:00:00Z
 
@@ -225,8 +226,9 @@ def test_a_file_that_is_no_export_exits_2_without_asking_the_gateway(gateway: Ga
     assert [path for path, _ in gateway.asked] == ["/v1/keys", "/v1/groups", "/v1/usage", "/v1/usage"]
 
 
-def test_a_gateway_that_is_not_there_is_no_difference(tmp_path: Path, free_port: int) -> None:
-    refused = run(costs(("1", "gpt-4o, input"), path=tmp_path), "--url", f"http://127.0.0.1:{free_port}")
+def test_a_gateway_that_is_not_there_is_no_difference(tmp_path: Path) -> None:
+    with refusing_port() as port:
+        refused = run(costs(("1", "gpt-4o, input"), path=tmp_path), "--url", f"http://127.0.0.1:{port}")
     assert refused.exit_code == 2
     assert "no gateway answers" in refused.stderr
 
