@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -35,10 +38,20 @@ price = {{ input = "1", output = "2" }}
 providers = [{{ provider = "simulated", model = "sim-fast?die=rst&die_after=4" }}]
 price = {{ input = "1", output = "2" }}
 """
+#: A provider whose books no other test is in.
+BOOKS = """
+[providers.books]
+protocol = "chat_completions"
+base_url = "{url}"
+models = ["sim-books"]
+[models."sim-books"]
+providers = ["books"]
+price = {{ input = "1", output = "2" }}
+"""
 
 
-@pytest.fixture(scope="module")
-def provider() -> Iterator[str]:
+@contextlib.contextmanager
+def simulated() -> Iterator[str]:
     process = subprocess.Popen([sys.executable, "-m", "gateway", "simulate"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     try:
@@ -50,14 +63,27 @@ def provider() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
+def provider() -> Iterator[str]:
+    with simulated() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def books() -> Iterator[str]:
+    with simulated() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
 def gateway(
-    provider: str, database_server: str, database_template: str, tmp_path_factory: pytest.TempPathFactory
+    provider: str, books: str, database_server: str, database_template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Process]:
     name = f"tollbridge_test_{uuid.uuid4().hex}"
     execute(database_server, f"create database {name} template {database_template}")
     environ: dict[str, str | None] = {"TOLLBRIDGE_DATABASE_URL": url_of(database_server, name)}
     data_dir = tmp_path_factory.mktemp("gateway")
-    with served(data_dir, configuration=CONFIGURATION.format(url=provider), environ=environ) as found:
+    configuration = CONFIGURATION.format(url=provider) + BOOKS.format(url=books)
+    with served(data_dir, configuration=configuration, environ=environ) as found:
         yield found.until_ready()
     execute(database_server, f"drop database {name} with (force)")
 
@@ -246,7 +272,8 @@ def test_groups_shows_the_limit_and_the_occupancy(tollbridge, provider):
     assert shown.exit_code == 0, shown.output
     assert provider.removesuffix("/v1") in shown.stdout
     assert "closed" in shown.stdout
-    [group] = json.loads(tollbridge("groups", "--json").stdout)["groups"]
+    listed = json.loads(tollbridge("groups", "--json").stdout)["groups"]
+    [group] = [group for group in listed if group["group"] == provider.removesuffix("/v1")]
     assert group["concurrency"] == 3
 
 
@@ -345,3 +372,58 @@ def test_a_live_check_that_may_spend_makes_one_call_by_the_gateway_and_it_is_in_
     alone = tollbridge("check", "--config", str(file), "--live", "--spend", "--json", url="http://127.0.0.1:9")
     assert alone.exit_code == 1
     assert "no gateway answers" in json.loads(alone.stdout)["live"][0]["said"]
+
+
+def exported(provider: str, folder: Path, maker: str) -> list[str]:
+    """The simulated provider's own books, as this maker exports costs and usage, at the gateway's prices."""
+    files = []
+    for kind in ("costs", "usage"):
+        query = {"format": f"{maker}_{kind}", "input": "1", "output": "2"}
+        control = provider.removesuffix("/v1") + "/_control/export"
+        page = httpx.get(control, params=query, timeout=PATIENCE_S, trust_env=False)
+        (folder / f"{maker}-{kind}").write_bytes(page.raise_for_status().content)
+        files.append(str(folder / f"{maker}-{kind}"))
+    return files
+
+
+def test_the_ledger_is_reconciled_with_the_provider_s_own_books(
+    tollbridge: Any, gateway: Process, books: str, tmp_path: Path
+) -> None:
+    today = datetime.now(UTC).date()
+    # A call around midnight may be of one day here and of the next one there.
+    days = ("--by", "range", "--from", str(today - timedelta(days=1)), "--to", str(today + timedelta(days=1)))
+    exact = ("--tolerance", "usd=0", "--tolerance", "percent=0", "--json")
+
+    def until(told_so: Callable[[dict[str, Any]], bool], maker: str = "openai", *, files: int = 2) -> dict[str, Any]:
+        """What the comparison tells once it is so: a side may hear of the end of a call before the other."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            given = exported(books, tmp_path, maker)[:files]
+            done = tollbridge("usage", "reconcile", *given, "--provider", "books", *days, *exact)
+            assert done.exit_code in {0, 1}, done.output
+            told: dict[str, Any] = json.loads(done.stdout)
+            if told_so(told):
+                assert done.exit_code == (0 if told["agrees"] else 1)
+                return told
+            assert time.monotonic() < deadline, told
+            time.sleep(0.1)
+
+    def call(url: str, **fields: Any) -> None:
+        body = {"model": "sim-books", "messages": [{"role": "user", "content": "Books"}], "max_tokens": 50, **fields}
+        headers = {"authorization": f"Bearer {KEY}"}
+        done = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
+        done.raise_for_status()
+
+    call(f"{gateway.rest}/v1")
+    for maker in ("openai", "anthropic"):
+        told = until(lambda told: told["agrees"] and told["sum"]["attempts"] == 1, maker)
+        assert Decimal(told["sum"]["charged_usd"]) > 0
+        assert told["sum"]["input_tokens"] == told["sum"]["theirs_input_tokens"] > 0
+
+    # What did not come by the gateway is a difference.
+    call(books)
+    told = until(lambda told: bool(told["rows"]) and not told["rows"][0]["unknown_fit"], files=1)
+    [row] = told["rows"]
+    assert row["model"] == "sim-books"
+    assert Decimal(row["difference_usd"]) > 0
+    assert "do not agree" in told["verdict"]
