@@ -47,6 +47,7 @@ from gateway.rest import chat as rest_chat
 from gateway.rest import counting as rest_counting
 from gateway.rest import embeddings as rest_embeddings
 from gateway.rest import files as rest_files
+from gateway.rest import invocations as rest_invocations
 from gateway.rest import jobs as rest_jobs
 from gateway.rest import keys as rest_keys
 from gateway.rest import message_batches as rest_message_batches
@@ -62,6 +63,7 @@ from gateway.settling import Replay, Settling
 from gateway.standing import Standing
 from metering.journal import Journal
 from metering.ledger import Ledger
+from metering.log import InvocationLog
 from metering.prices import PriceBook
 from metering.resolving import Resolving
 
@@ -71,6 +73,8 @@ log: Final = structlog.get_logger("gateway")
 _START_WAIT_S: Final = 30.0
 #: How long a start waits for what dead processes left in their journals; then that goes on beside the rest.
 _REPLAY_WAIT_S: Final = 10.0
+#: Connections for readings of the invocation log, which may be long: of their own, so that none is kept from others.
+_READERS: Final = 4
 #: Between looks at whether the embedded server lives.
 _WATCH_SERVER_S: Final = 1.0
 
@@ -210,6 +214,13 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 KeysSettings(providers=frozenset(settings.providers), zone=settings.admission.zone),
             )
         )
+        invocations = InvocationLog(
+            await stack.enter_async_context(
+                database.open_pool(url, name="tollbridge log", size=_READERS, pooled=settings.pooled)
+            ),
+            zone=settings.admission.zone,
+            readers=_READERS,
+        )
         ledger = Ledger(control, zone=settings.admission.zone)
         await _partition(ledger)
         await stack.enter_async_context(_background(_partition_hourly(ledger), name="partitions"))
@@ -329,6 +340,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     *operators.routes(readiness=reading, groups=reading),
                     *rest_usage.routes(usage=reading),
                     *usage_resolve.routes(resolver=reading),
+                    *rest_invocations.routes(reader=invocations),
                     *rest_jobs.routes(
                         store=job_store,
                         intake=intake,

@@ -23,6 +23,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "groups": ("gateway.cli.groups", "Who occupies capacity, who waits and why."),
     "usage": ("gateway.cli.usage", "Tokens and cost by session, day and in total."),
     "prices": ("gateway.cli.prices", "What models cost, which have no price, and a newer list of prices."),
+    "invocations": ("gateway.cli.invocations", "What each attempt used, cost and took; as CSV and JSONL, too."),
+    "stats": ("gateway.cli.stats", "Cost, rates and latencies of a range, by what you like."),
     "simulate": ("gateway.cli.simulate", "A provider that needs no key and misbehaves on request."),
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ HINTS: Mapping[str, str] = {
     ),
     "permission_denied": "Make a key with the scope: `tollbridge keys create NAME --scope SCOPE`.",
     "control_store_unavailable": "The gateway cannot reach its database; it recovers by itself. Try again later.",
+    "range_too_wide": "Give --from and --to that are closer together, or --session, --run or --request.",
     "shutting_down": "The gateway is stopping. Try again when it has started.",
 }
 
@@ -118,7 +119,7 @@ class Remote:
     def close(self) -> None:
         self._client.close()
 
-    def get(self, path: str, **query: str | int | None) -> Any:
+    def get(self, path: str, **query: str | int | Sequence[str] | None) -> Any:
         """The answer's JSON, its numbers exact."""
         response = self._send("GET", path, params={name: value for name, value in query.items() if value is not None})
         return decode(response.content)
@@ -129,8 +130,8 @@ class Remote:
         response = self._send("POST", path, content=content, headers={"content-type": media_type, **headers})
         return decode(response.content)
 
-    def lines(self, path: str, **query: str | int | None) -> Iterator[bytes]:
-        """The lines of an answer in JSONL, as they arrive."""
+    def lines(self, path: str, **query: str | int | Sequence[str] | None) -> Iterator[bytes]:
+        """The lines of an answer, as they arrive."""
         rest = b""
         for piece in self.pieces(path, **query):
             *whole, rest = (rest + piece).split(b"\n")
@@ -138,7 +139,7 @@ class Remote:
         if rest:
             yield rest
 
-    def pieces(self, path: str, **query: str | int | None) -> Iterator[bytes]:
+    def pieces(self, path: str, **query: str | int | Sequence[str] | None) -> Iterator[bytes]:
         """An answer as it arrives. One that breaks off is `Failed`."""
         params = {name: value for name, value in query.items() if value is not None}
         with self._reached(), self._client.stream("GET", path, params=params) as response:

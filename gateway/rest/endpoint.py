@@ -96,6 +96,10 @@ class Exchange:
 
     def query(self, allowed: Collection[str]) -> dict[str, str]:
         """The query parameters. One that is not in `allowed`, or is given twice, is refused with its name."""
+        return {name: value for name, [value] in self.queries(allowed, several=()).items()}
+
+    def queries(self, allowed: Collection[str], *, several: Collection[str]) -> dict[str, list[str]]:
+        """As `query`, where those in `several` may be given several times."""
         raw = self.request.rel_url.raw_query_string
         if not raw:
             return {}
@@ -105,18 +109,18 @@ class Exchange:
             )
         except ValueError as error:
             raise InvalidRequest("the query string is malformed", param="query") from error
-        found: dict[str, str] = {}
+        found: dict[str, list[str]] = {}
         for name, value in pairs:
             if name in self._unread:
                 continue
             if name not in allowed:
                 known = ", ".join(sorted(allowed)) or "none"
                 raise InvalidRequest(f"unknown query parameter; known here: {known}", param=_shown(name))
-            if name in found:
+            if name in found and name not in several:
                 raise InvalidRequest("query parameter given twice", param=name)
             if not value.isprintable():
                 raise InvalidRequest("query parameter with control characters", param=name)
-            found[name] = value
+            found.setdefault(name, []).append(value)
         return found
 
     async def chunks(self, limit: int | None = None) -> AsyncIterator[bytes]:

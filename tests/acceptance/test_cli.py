@@ -139,6 +139,20 @@ def test_a_file_is_submitted_watched_and_its_results_and_cost_are_shown(tollbrid
     known = tollbridge("usage", "--session", "s1").stdout
     assert f"${cost.normalize():f}" in known
     assert "nothing is known" not in known
+    rows = json.loads(tollbridge("invocations", "--session", "s1", "--json").stdout)
+    assert sum(Decimal(row["usd"]) for row in rows) == cost
+    shown = tollbridge("invocations", "--session", "s1", "--status", "success", "--no-fallback")
+    assert all(row["ticket_id"] in shown.stdout for row in rows)
+    assert rows[0]["ticket_id"] in tollbridge("invocations", rows[0]["ticket_id"]).stdout
+    lines = tollbridge("invocations", "--session", "s1", "--jsonl").stdout.splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    cells = list(csv.DictReader(io.StringIO(tollbridge("invocations", "--session", "s1", "--csv").stdout, newline="")))
+    assert [cell["usd"] for cell in cells] == [row["usd"] for row in rows]
+    assert tollbridge("invocations", "--csv", "--json").exit_code == 2
+    sums = json.loads(tollbridge("stats", "--by", "session,provider", "--session", "s1", "--json").stdout)
+    assert [(group["session"], Decimal(group["charged_usd"])) for group in sums["groups"]] == [("s1", cost)]
+    shown = tollbridge("stats", "--by", "session,status", "--limit", "1", "--from", "2020-01-01").stdout
+    assert f"${cost.normalize():f}" in shown
     assert "nothing is known of a session [s2]" in tollbridge("usage", "--session", "[s2]").stdout
 
     by_model = ("usage", "--by", "provider,model", "--session", "s1")
@@ -283,8 +297,10 @@ def test_groups_shows_the_limit_and_the_occupancy(tollbridge, provider):
         (("jobs", "get", "00000000-0000-0000-0000-000000000000"), "not_found"),
         (("jobs", "list", "--session", "x" * 100, "--submission", "nonsense"), "invalid_request"),
         (("usage", "--day", "yesterday"), "invalid_request"),
+        (("invocations", "--from", "yesterday"), "invalid_request"),
+        (("stats", "--by", "color"), "invalid_request"),
     ],
-    ids=["unknown job", "no id", "no day"],
+    ids=["unknown job", "no id", "no day", "no time", "no word"],
 )
 def test_what_the_gateway_refuses_is_one_line_with_its_code(tollbridge, arguments, code):
     refused = tollbridge(*arguments)

@@ -337,6 +337,15 @@ async def the_rest(held: Held) -> None:
     for path in ("/healthz", "/readyz", "/openapi.json", "/v1/groups"):
         assert (await held("GET", path)).status_code == 200
     assert (await held("GET", "/v1/usage", params={"session_id": "held", "day": "2026-01-01"})).json()["session"]
+    path = "/v1/invocations"
+    newest = (await held("GET", path, params={"limit": "3", "corrections": "all"})).json()
+    assert newest["has_more"]
+    assert (await held("GET", path, params={"limit": "3", "corrections": "all", "cursor": newest["next_cursor"]})).text
+    for wanted, last in (("csv", "\r\n"), ("jsonl", "}\n")):
+        assert (await held("GET", path, params={"format": wanted, "status": "success"})).text.endswith(last)
+    one = {"ticket_id": newest["data"][0]["ticket_id"]}
+    assert (await held("GET", f"{path}/{{ticket_id}}", one)).json()["data"]
+    assert (await held("GET", "/v1/stats", params={"group_by": "provider,day,status"})).json()["groups"]
     group = (await held("GET", "/v1/groups")).json()["groups"][0]["group"]
     assert (await held("POST", "/v1/groups/reset", json={"group": group})).status_code == 200
 

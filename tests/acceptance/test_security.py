@@ -448,7 +448,9 @@ async def test_what_is_anothers_is_answered_as_what_never_was_by_every_operation
     await done(f"/v1/responses/{response['id']}", "status", "completed")
     [job_id] = [job["id"] for job in submitted["jobs"]]
     await done(f"/v1/jobs/{job_id}", "status", "succeeded")
+    attempts = (await world.client.get("/v1/invocations", params={"session": "session-of-a"}, **mine)).json()["data"]
     owned = {
+        ("/v1/invocations", "ticket_id"): [attempts[0]["ticket_id"]],
         ("/v1/jobs", "job_id"): [job_id],
         ("/v1/files", "file_id"): [upload["id"], output],
         ("/v1/batches", "batch_id"): [batch["id"]],
@@ -492,12 +494,21 @@ async def test_what_is_anothers_is_answered_as_what_never_was_by_every_operation
             tried += 1
     assert tried >= 18
     session: dict[str, Any] = {"params": {"session_id": "session-of-a"}}
+
+    def filtered(name: str, one: str) -> dict[str, Any]:
+        return {"params": {name: one, "from": "2026-01-01", "to": "2999-01-01"}}
+
     alike: list[tuple[str, str, str, str, Callable[[str], dict[str, Any]]]] = [
         ("DELETE", "/v1/jobs", submitted["submission_id"], "", lambda one: {"params": {"submission_id": one}}),
         ("GET", "/v1/jobs", submitted["submission_id"], "", lambda one: {"params": {"submission_id": one}}),
         ("GET", "/v1/jobs/results", submitted["submission_id"], "", lambda one: {"params": {"submission_id": one}}),
         ("GET", "/v1/jobs", "session-of-a", "session-of-x", lambda one: {"params": {"session_id": one}}),
         ("GET", "/v1/usage", "session-of-a", "session-of-x", lambda one: {"params": {"session_id": one}}),
+        *(
+            ("GET", path, attempts[0][field], never, partial(filtered, name))
+            for path in ("/v1/invocations", "/v1/stats")
+            for name, field, never in (("session", "session_id", "session-of-x"), ("key", "key_id", ""))
+        ),
         ("GET", "/v1/files", upload["id"], "", lambda one: {"params": {"after": one}}),
         ("GET", "/v1/batches", batch["id"], "", lambda one: {"params": {"after": one}}),
         ("GET", "/v1/messages/batches", messages["id"], "", lambda one: {"params": {"after_id": one}}),
