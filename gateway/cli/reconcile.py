@@ -419,7 +419,7 @@ def _explain(out: Console, found: _Found, place: int, row: Row) -> None:
             tables.shown(f"  {attempt.granted_at}, {bound}: {_command(attempt, row, alone=_alone(row))}"), markup=False
         )
     if more:
-        out.print("  and more: `tollbridge invocations`", markup=False)
+        out.print("  and more: `tollbridge invocations --state unknown`", markup=False)
 
 
 def _alone(row: Row) -> bool:

@@ -430,11 +430,28 @@ def test_the_ledger_is_reconciled_with_the_provider_s_own_books(
         done = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
         done.raise_for_status()
 
+    def spoil(**faults: Any) -> None:
+        control = books.removesuffix("/v1") + "/_control/faults"
+        httpx.post(control, json=faults, timeout=PATIENCE_S, trust_env=False).raise_for_status()
+
     call(f"{gateway.rest}/v1")
     for maker in ("openai", "anthropic"):
         told = until(lambda told: told["agrees"] and told["sum"]["attempts"] == 1, maker)
         assert Decimal(told["sum"]["charged_usd"]) > 0
         assert told["sum"]["input_tokens"] == told["sum"]["theirs_input_tokens"] > 0
+
+    # The provider has written all of it, and the gateway cannot know: its cost is unknown here, and billed there.
+    spoil(terminal="none")
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        call(f"{gateway.rest}/v1", stream=True)
+    spoil()
+    told = until(lambda told: bool(told["rows"]) and told["rows"][0]["unknown_fit"], files=1)
+    [row] = told["rows"]
+    [attempt] = row["unknown"]
+    assert attempt["command"] == f"tollbridge usage resolve {attempt['ticket_id']} --charged {row['difference_usd']}"
+    resolved = tollbridge(*attempt["command"].split()[1:], "--evidence", "the provider's export")
+    assert resolved.exit_code == 0, resolved.output
+    until(lambda told: told["agrees"], files=1)
 
     # What did not come by the gateway is a difference.
     call(books)
