@@ -105,7 +105,7 @@ def sent(rng: random.Random) -> bytes:
     return broken(content, rng) if rng.random() < 0.4 else content
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_no_bytes_over_grpc_end_in_a_fault_of_the_gateways_own(
     database_url: str, simulator: SimulatedProvider, tmp_path: Path
 ):

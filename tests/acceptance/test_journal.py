@@ -115,7 +115,7 @@ async def test_a_gateway_that_cannot_keep_a_journal_takes_nothing_until_it_can(
             assert [line["reason"] for line in gateway.lines("gateway.journal_failed")] == ["File too large"]
 
             resource.prlimit(gateway.pid, resource.RLIMIT_FSIZE, (hard, hard))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while (await client.get("/readyz")).status_code != 200:  # noqa: ASYNC110  it is another process
                     await asyncio.sleep(0.05)
             answer = await stub.Complete(completion("sim-fast"), metadata=METADATA)

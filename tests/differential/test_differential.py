@@ -12,7 +12,7 @@ SCHEDULES = 30
 STEPS = 40
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_postgresql_and_the_pure_core_decide_alike(database_url):
     async with opened(database_url) as both:
         for seed in range(SCHEDULES):

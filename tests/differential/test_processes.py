@@ -94,7 +94,7 @@ async def start(url: str, seed: int, seconds: float) -> asyncio.subprocess.Proce
     )
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 async def test_several_processes_never_hold_more_than_the_limits_and_settle_each_attempt_once(database_url):
     store = Store(database_url, SETTINGS)
     await store.configure()

@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_everything_adds_up_after(name: str, server: Server) -> None:
     asyncio.run(run(SCENARIOS[name], SEED, server, times=1))

@@ -46,7 +46,7 @@ from tests.fakes.line import FakeKeys, FakeLine, outcome
 from tests.fakes.ports import refusing_port
 
 QUESTION = {"asked": "Hello?", "model": "gpt-4o"}
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 Connect = Callable[..., Any]
 
 

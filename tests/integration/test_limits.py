@@ -849,7 +849,7 @@ async def test_a_long_answer_of_the_probe_keeps_nobody_waiting_once_it_has_begun
             await upstream.until(lambda ledger: ledger["active"] == 1)
             await upstream.set_faults()
             others = [start(two.pipeline.complete(call("m"))) for _ in range(2)]
-            await asyncio.wait_for(begun.wait(), 5)
+            await asyncio.wait_for(begun.wait(), 30)
             await ends(*others)
             assert not long.done()
             assert (await breaker(one, upstream))[0] == "closed"

@@ -220,7 +220,7 @@ class World:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         try:
             writer.write(sent)
-            got = await asyncio.wait_for(reader.read(), 5)
+            got = await asyncio.wait_for(reader.read(), 30)
         finally:
             writer.close()
         head, _, body = got.partition(b"\r\n\r\n")
@@ -900,7 +900,7 @@ async def test_one_connection_too_many_is_told_so(world: World):
             stack.callback(writer.close)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         stack.callback(writer.close)
-        got = await asyncio.wait_for(reader.read(), 5)
+        got = await asyncio.wait_for(reader.read(), 30)
         assert got.startswith(b"HTTP/1.1 429 ")
         assert is_error(json.loads(got.partition(b"\r\n\r\n")[2]), "queue_full")
 
@@ -909,7 +909,7 @@ async def test_a_client_that_goes_away_cancels_its_handler(world: World):
     asking = asyncio.create_task(world.ask("GET", "/slow"))
     await world.entered.wait()
     asking.cancel()
-    await asyncio.wait_for(world.cancelled.wait(), 5)
+    await asyncio.wait_for(world.cancelled.wait(), 30)
 
 
 class Raw:

@@ -28,7 +28,7 @@ from tests.fakes.line import BACKUP, ENDED, ROUTE, FakeKeys, FakeLine, attempt, 
 
 GOOD = (("authorization", "Bearer good"),)
 QUESTION = pb.CompletionRequest(model="gpt-4o", messages=[pb.Message(role="user", text="Hello?")])
-pytestmark = pytest.mark.timeout(20)
+pytestmark = pytest.mark.timeout(180)
 
 
 @asynccontextmanager

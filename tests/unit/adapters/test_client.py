@@ -820,7 +820,7 @@ async def test_cancelling_closes_the_socket_at_once(upstream, stage):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(closed.wait(), 20)
 
 
 @pytest.mark.parametrize("kind", ["die", "reset"])
@@ -857,7 +857,7 @@ async def test_leaving_a_stream_early_closes_its_connection(upstream):
     async with raw_provider(answer) as provider:
         async with upstream.stream(call(provider.port)) as batches:
             await anext(batches)
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(closed.wait(), 20)
 
 
 async def test_many_calls_at_once_are_not_held_back_by_the_pool(upstream):

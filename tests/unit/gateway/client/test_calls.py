@@ -24,7 +24,7 @@ QUESTION = pb.CompletionRequest(model="m", messages=[pb.Message(role="user", tex
 RESPONSE = pb.CompletionResponse(choices=[pb.Choice(text="Hello")])
 METADATA = (("authorization", "Bearer good"),)
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
