@@ -61,11 +61,13 @@ from gateway.router import Router
 from gateway.rpc import server as rpc
 from gateway.settling import Replay, Settling
 from gateway.standing import Standing
+from gateway.upkeep import Upkeep
 from metering.journal import Journal
 from metering.ledger import Ledger
 from metering.log import InvocationLog
 from metering.prices import PriceBook
 from metering.resolving import Resolving
+from metering.retention import Retention
 
 log: Final = structlog.get_logger("gateway")
 
@@ -102,21 +104,6 @@ async def _keep_alive(server: embedded.EmbeddedPostgres) -> None:
                 log.warning("gateway.embedded_database_restarted")
         except embedded.EmbeddedPostgresError as error:
             log.error("gateway.embedded_database_down", reason=str(error))  # noqa: TRY400  it is tried again
-
-
-async def _partition_hourly(ledger: Ledger) -> None:
-    while True:
-        await asyncio.sleep(3600)
-        try:
-            await _partition(ledger)
-        except database.StoreUnavailable:
-            continue
-
-
-async def _partition(ledger: Ledger) -> None:
-    with database.store_errors():
-        if not await ledger.partition():
-            log.warning("gateway.partitions_not_allowed", hint="invocations go to the default partition")
 
 
 async def bootstrap_keys(url: str, settings: Settings) -> Bootstrap:
@@ -222,8 +209,9 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             readers=_READERS,
         )
         ledger = Ledger(control, zone=settings.admission.zone)
-        await _partition(ledger)
-        await stack.enter_async_context(_background(_partition_hourly(ledger), name="partitions"))
+        upkeep = Upkeep(Retention(control, keep_days=settings.keep_invocations_days))
+        await upkeep.partition()
+        await stack.enter_async_context(_background(upkeep.hourly(), name="upkeep"))
 
         store = Store(url, settings.admission, listen_url=settings.listen_database_url)
         stack.push_async_callback(store.close)

@@ -88,6 +88,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admission: AdmissionSettings
     jobs: JobsSettings
     webhooks: WebhookSettings
+    #: Days for which single attempts stay in the ledger; None: for ever.
+    keep_invocations_days: int | None
 
     @property
     def pooled(self) -> bool:
@@ -296,6 +298,7 @@ class _Resolved:
             admission=AdmissionSettings(groups=groups, longest_hold_s=_longest_hold_s(providers, models), **admission),
             jobs=jobs,
             webhooks=webhooks,
+            keep_invocations_days=parsed.metering.keep_invocations_days,
         )
 
     def _wrong(self, path: str, reason: str) -> None:

@@ -259,6 +259,8 @@ class MeteringTable(Strict):
     require_pricing: bool = False
     #: So is the start, while a route of a configured model has none.
     start_needs_prices: bool = False
+    #: None: for ever. Not less than a week: an attempt has ended long before its month is dropped.
+    keep_invocations_days: Annotated[int, pydantic.Field(ge=7, le=36_500)] | None = None
 
 
 class WebhooksTable(Strict):

@@ -173,6 +173,11 @@ class Ledger:
             await connection.execute(
                 f"set local plan_cache_mode = force_custom_plan; set local statement_timeout = {int(timeout_ms)}"
             )
+            # Before the snapshot: a month that is dropped after it would be neither there nor known to be gone.
+            try:
+                await connection.execute("lock table only control.invocation in access share mode")
+            except asyncpg.QueryCanceledError as error:
+                raise TooWide from error
             today = await connection.fetchval("select (clock_timestamp() at time zone $1)::date", self.zone)
             last = question.last or today
             first = question.first or last.replace(day=1)
@@ -200,14 +205,6 @@ class Ledger:
             sum=_spelled(whole),
             more=len(told) > question.limit,
         )
-
-    async def partition(self) -> bool:
-        """Makes the invocations' partitions of this month and the next. False where this role may not."""
-        try:
-            await self._pool.execute("select control.partition_invocations_v1()")
-        except asyncpg.InsufficientPrivilegeError:
-            return False
-        return True
 
     async def attempts_of(self, key_id: uuid.UUID, debit_ids: Sequence[str]) -> list[LedgerAttempt]:
         """The attempts of these debits that were granted, each debit's in order."""

@@ -18,6 +18,9 @@ begin
     end if;
     foreach l in array p_lines loop
         if l.was = 'unknown' then
+            -- Its month may be on its way out. Who looks before that has ended, with a snapshot from before, would find
+            -- neither the month nor what is kept of it.
+            lock table only control.invocation in access share mode;
             v_lines := control.overlaid_v1(p_lines);
             exit;
         end if;

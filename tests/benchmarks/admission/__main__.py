@@ -190,7 +190,7 @@ def _git(*words: str) -> str:
     return found.stdout.strip()
 
 
-def _keep(name: str, content: Mapping[str, object], console: Console) -> None:
+def keep(name: str, content: Mapping[str, object], console: Console) -> None:
     commit = _git("rev-parse", "--short", "HEAD") or "unknown"
     now = datetime.now(UTC)
     path = RESULTS / f"{name}-{now:%Y-%m-%d}-{commit}.json"
@@ -265,7 +265,7 @@ async def _bench(plan: Plan, cases: Sequence[Case], options: argparse.Namespace,
                 "counted": msgspec.to_builtins(counted),
                 "goals": [{**msgspec.to_builtins(goal), "met": goal.met} for goal in found],
             }
-            _keep("admission", content, console)
+            keep("admission", content, console)
         return not failed
 
 
@@ -288,7 +288,7 @@ async def _bloat(plan: Plan, case: Case, options: argparse.Namespace, console: C
         found = await bloat.run(world, case, options.bloat or plan.bloat, console)
         await world.audit()
     if not options.quick:
-        _keep("admission-bloat", {"case": msgspec.to_builtins(case), **msgspec.to_builtins(found)}, console)
+        keep("admission-bloat", {"case": msgspec.to_builtins(case), **msgspec.to_builtins(found)}, console)
     return found.short or not found.grown
 
 

@@ -31,6 +31,8 @@ from metering.ledger import Intent, Record
 #: Attempts belong to so many API keys.
 KEYS = [uuid.UUID(int=n) for n in range(1, 5)]
 MODEL = "gpt-4o-mini-2024-07-18"
+#: Of a varied order. A session is one run.
+REQUESTS_A_SESSION, REQUESTS_A_STEP = 20, 2
 #: Each client does so many before the start: a session that compiles its functions for the first time says nothing.
 FIRST = 3
 BARE = "update bench.bare set n = n + 1 where id = $1 returning n"
@@ -47,6 +49,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     #: Instead of a time: so many by each client, and nobody says stop.
     count: int | None = None
+    #: Sessions, runs and steps come and go, and half of the debits have ids of their callers'.
+    varied: bool = False
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,11 +91,11 @@ async def controller(url: str, settings: AdmissionSettings) -> AsyncIterator[Con
         await store.close()
 
 
-def intent(session: str) -> bytes:
+def intent(session: str, *, step: int = 7) -> bytes:
     """As the gateway writes it for a request of an agent."""
     return msgspec.json.encode(
         Intent(
-            request_id=uuid.uuid4().hex,
+            request_id=new_id().hex,
             transport="grpc",
             created_at="2026-11-30T12:00:00.000000Z",
             requested_model="plain",
@@ -105,7 +109,7 @@ def intent(session: str) -> bytes:
             session_id=session,
             scope_id="nightly",
             run_id="run-" + session,
-            step_id="step-7",
+            step_id=f"step-{step}",
             skill="summarise",
             skill_version="3",
             role="writer",
@@ -134,14 +138,22 @@ RECORD = msgspec.json.encode(
 )
 
 
-def demand(group: str, said: bytes, key: uuid.UUID, *, model: str = MODEL, patience_s: float = 60.0) -> Demand:
+def demand(
+    group: str,
+    said: bytes,
+    key: uuid.UUID,
+    *,
+    model: str = MODEL,
+    patience_s: float = 60.0,
+    debit_id: str | None = None,
+) -> Demand:
     return Demand(
         ticket_id=new_id(),
         group=group,
         model=model,
         klass=Class.INTERACTIVE,
         key_id=key,
-        debit_id=uuid.uuid4().hex,
+        debit_id=debit_id or uuid.uuid4().hex,
         attempt=1,
         execution_limit_s=120,
         isolation_s=30,
@@ -159,9 +171,23 @@ def _pairs(of: Controller, order: Order, client: str) -> Work:
     chosen = random.Random(client)
     key = KEYS[chosen.randrange(len(KEYS))]
     clock = time.perf_counter
+    number = 0
+    session = client
 
     async def work() -> tuple[float, float, float]:
-        wanted = demand(chosen.choice(order.groups), said, key)
+        nonlocal number, session
+        if order.varied:
+            if number % REQUESTS_A_SESSION == 0:
+                session = uuid.uuid4().hex
+            wanted = demand(
+                chosen.choice(order.groups),
+                intent(session, step=number % REQUESTS_A_SESSION // REQUESTS_A_STEP),
+                key,
+                debit_id=new_id().hex if number % 2 else None,
+            )
+            number += 1
+        else:
+            wanted = demand(chosen.choice(order.groups), said, key)
         began = clock()
         lease = await of.admit(wanted)
         granted = clock()

@@ -362,31 +362,52 @@ def _fsync_us(directory: Path) -> float:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[World]:
-    """A server of its own, in the directory for temporary files. Raises RuntimeError if it would not be durable."""
+async def opened(kept: Path | None = None, settings: Mapping[str, str] = SERVER) -> AsyncIterator[World]:
+    """
+    A server of its own, in the directory for temporary files, or in one that is kept: what it has is used again.
+    `settings` are the server's. Raises RuntimeError if it would not be durable.
+    """
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-bench-")))
+        if kept is None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-bench-")))
+        else:
+            directory = kept
+            directory.mkdir(parents=True, exist_ok=True)
         fsync_us = _fsync_us(directory)
-        server = await stack.enter_async_context(embedded.running(directory, settings=SERVER))
+        server = await stack.enter_async_context(embedded.running(directory, settings=settings))
         observer = await stack.enter_async_context(database.open_connection(server.url, name="observer", wait_s=20))
-        await observer.execute("create database bench")
-        await observer.execute("create extension pg_stat_statements")
+        await observer.execute("create extension if not exists pg_stat_statements")
         url = server.url.replace("/postgres?", "/bench?")
-        await database.migrate(url)
+        await _database(observer, url, "bench")
         async with database.open_connection(url, name="bench") as connection:
             for name in DURABLE:
                 if (value := await connection.fetchval("select current_setting($1)", name)) != "on":
                     raise RuntimeError(f"{name} is {value}: the figures would say nothing")
-            await connection.execute("create schema bench")
+            await connection.execute("create schema if not exists bench")
             await connection.execute(
-                "create table bench.bare (id int primary key, n bigint not null) with (fillfactor = 10)"
+                "create table if not exists bench.bare (id int primary key, n bigint not null) with (fillfactor = 10)"
             )
-            await connection.execute("insert into bench.bare select n, 0 from generate_series(0, 63) n")
+            await connection.execute(
+                "insert into bench.bare select n, 0 from generate_series(0, 63) n on conflict do nothing"
+            )
         postmaster = int((directory / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
         world = World(url, observer, postmaster=postmaster, fsync_us=fsync_us, filesystem=_filesystem(directory))
         await world.configure(**{"pg_stat_statements.track": "none"})
         stack.push_async_callback(world.stop_workers)
         yield world
+
+
+async def second(world: World, name: str) -> World:
+    """Another database of the same server. Its workers are its own: stop them."""
+    url = world.url.replace("/bench?", f"/{name}?")
+    await _database(world.observer, url, name)
+    return World(url, world.observer, postmaster=world.postmaster, fsync_us=world.fsync_us, filesystem=world.filesystem)
+
+
+async def _database(observer: asyncpg.Connection, url: str, name: str) -> None:
+    if not await observer.fetchval("select exists (select from pg_database where datname = $1)", name):
+        await observer.execute(f"create database {name}")
+    await database.migrate(url)
 
 
 def _filesystem(directory: Path) -> str:
