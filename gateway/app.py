@@ -23,6 +23,8 @@ from admission.controller import Controller
 from admission.store import Store
 from gateway import database, embedded, pricing
 from gateway.billing import Billing
+from gateway.capture import Capture
+from gateway.capture.store import CaptureStore
 from gateway.catalogue import Catalogue
 from gateway.config import Settings
 from gateway.idempotency import Idempotency
@@ -44,6 +46,7 @@ from gateway.recovery import Recovery
 from gateway.rest import app as rest
 from gateway.rest import batches as rest_batches
 from gateway.rest import chat as rest_chat
+from gateway.rest import content as rest_content
 from gateway.rest import counting as rest_counting
 from gateway.rest import embeddings as rest_embeddings
 from gateway.rest import files as rest_files
@@ -262,9 +265,15 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         await recovery.bury_dead()
         await stack.enter_async_context(_background(recovery.watch(), name="recovery"))
 
+        captures = CaptureStore(content)
+        line: Pipeline | Capture = pipeline
+        if settings.capture.enabled:
+            line = await stack.enter_async_context(
+                Capture(line=pipeline, store=captures, settings=settings.capture).opened()
+            )
         once = await stack.enter_async_context(
             Idempotency(
-                line=pipeline,
+                line=line,
                 store=CallStore(content, retention_s=settings.idempotency.retention_s),
                 recovery=recovery,
                 owner=controller.process,
@@ -277,7 +286,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         stack.push_async_callback(watch.close)
         runner = Runner(
             store=job_store,
-            line=pipeline,
+            line=line,
             formats=formats(PROTOCOLS),
             callers=keys,
             recovery=recovery,
@@ -327,6 +336,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     ),
                     *operators.routes(readiness=reading, groups=reading),
                     *rest_usage.routes(usage=reading),
+                    *rest_content.routes(captures=captures),
                     *usage_resolve.routes(resolver=reading),
                     *rest_invocations.routes(reader=invocations),
                     *rest_jobs.routes(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import importlib.resources
 import os
+import re
 import tomllib
 import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ import pydantic
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from gateway import profiles
 from gateway.call import Order
+from gateway.capture import CaptureSettings
+from gateway.capture.redaction import KNOWN
 from gateway.database import url_fault
 from gateway.idempotency import IdempotencySettings
 from gateway.jobs.destinations import place_fault
@@ -90,6 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     webhooks: WebhookSettings
     #: Days for which single attempts stay in the ledger; None: for ever.
     keep_invocations_days: int | None
+    capture: CaptureSettings
 
     @property
     def pooled(self) -> bool:
@@ -254,6 +258,7 @@ class _Resolved:
         prices_by_route = self._route_prices()
         jobs = self._jobs()
         webhooks = self._webhooks()
+        capture = self._capture()
         rest = self._listen("TOLLBRIDGE_REST_LISTEN", parsed.gateway.rest_listen, "127.0.0.1:8080")
         grpc = self._listen("TOLLBRIDGE_GRPC_LISTEN", parsed.gateway.grpc_listen, "127.0.0.1:50051")
         database_url = self._database_url("database_url", parsed.gateway.database_url)
@@ -299,6 +304,7 @@ class _Resolved:
             jobs=jobs,
             webhooks=webhooks,
             keep_invocations_days=parsed.metering.keep_invocations_days,
+            capture=capture,
         )
 
     def _wrong(self, path: str, reason: str) -> None:
@@ -509,6 +515,19 @@ class _Resolved:
             self._wrong("webhooks.secret_env", f"{given.secret_env} is not whsec_ and the base64 of 24 to 64 bytes")
         own = given.model_dump(exclude={"allowed_hosts", "secret_env"})
         return WebhookSettings(allowed_hosts=tuple(given.allowed_hosts), secret=key, **own)
+
+    def _capture(self) -> CaptureSettings:
+        given = self._parsed.capture
+        for place, name in enumerate(given.redact):
+            if name not in KNOWN:
+                self._wrong(f"capture.redact.{place}", f"{name!r} is none of {', '.join(KNOWN)}")
+        for place, pattern in enumerate(given.redact_patterns):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                self._wrong(f"capture.redact_patterns.{place}", f"is no regular expression: {error}")
+        lists = {"redact": tuple(given.redact), "redact_patterns": tuple(given.redact_patterns)}
+        return CaptureSettings(**{**given.model_dump(), **lists})
 
     def _database_url(self, name: str, configured: str | None) -> str | None:
         variable = f"TOLLBRIDGE_{name.upper()}"

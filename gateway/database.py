@@ -237,6 +237,7 @@ MIGRATIONS: tuple[Source, ...] = tuple(
         ("keys", "gateway.keys"),
         ("jobs", "gateway.jobs"),
         ("idempotency", "gateway.idempotency"),
+        ("capture", "gateway.capture"),
     )
 )
 

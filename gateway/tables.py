@@ -278,6 +278,14 @@ class WebhooksTable(Strict):
     give_up_s: _Positive = 259_200.0
 
 
+class CaptureTable(Strict):
+    enabled: bool = False
+    retention_s: _Positive = 2_592_000.0
+    max_bytes: Annotated[int, pydantic.Field(gt=0, le=16_000_000)] = 262_144
+    redact: list[str] = ["secret", "email", "card"]
+    redact_patterns: list[str] = []
+
+
 class File(Strict):
     gateway: GatewayTable = GatewayTable()
     providers: dict[_Name, ProviderTable] = {}
@@ -289,3 +297,4 @@ class File(Strict):
     metering: MeteringTable = MeteringTable()
     jobs: dict[str, Any] = {}
     webhooks: WebhooksTable = WebhooksTable()
+    capture: CaptureTable = CaptureTable()

@@ -33,6 +33,8 @@ models = ["sim-fast"]
 [models."sim-fast"]
 providers = ["simulated"]
 price = {{ input = "1", output = "2" }}
+[capture]
+enabled = true
 # It has said something when its connection is cut.
 [models.cut]
 providers = [{{ provider = "simulated", model = "sim-fast?die=rst&die_after=4" }}]
@@ -279,6 +281,30 @@ def test_a_file_of_proofs_that_is_not_understood_says_the_line(tollbridge, tmp_p
     told = tollbridge("usage", "resolve", "--file", str(tmp_path / "proofs"))
     assert told.exit_code == 1
     assert said in told.stderr
+
+
+def test_what_was_asked_and_answered_is_there_for_administrators_until_it_is_deleted(gateway):
+    admin = {"authorization": f"Bearer {KEY}"}
+    with httpx.Client(base_url=gateway.rest, headers=admin, timeout=60) as client:
+        body = {"model": "sim-fast", "messages": [{"role": "user", "content": "I am ada@mail.example"}]}
+        answered = client.post("/v1/chat/completions", json=body)
+        path = f"/v1/content/{answered.headers['x-tollbridge-request-id']}"
+        found = client.get(path)
+        for _ in range(300):
+            if found.status_code == 200:
+                break
+            time.sleep(0.1)
+            found = client.get(path)
+        kept = found.json()
+        assert kept["request"]["body"]["messages"] == [{"role": "user", "content": "I am [email]"}]
+        [said], [told] = answered.json()["choices"], kept["answer"]["choices"]
+        assert told["text"] == said["message"]["content"].replace("ada@mail.example", "[email]")
+        assert (kept["ended"], kept["model"]) == ("complete", "sim-fast")
+        made = client.post("/v1/keys", json={"name": "no-admin", "scopes": ["chat", "usage:read"]}).json()["secret"]
+        other = {"authorization": f"Bearer {made}"}
+        assert [client.request(method, path, headers=other).status_code for method in ("GET", "DELETE")] == [403, 403]
+        assert client.delete(path).json()["deleted"] is True
+        assert [client.request(method, path).status_code for method in ("GET", "DELETE")] == [404, 404]
 
 
 def test_groups_shows_the_limit_and_the_occupancy(tollbridge, provider):

@@ -7,6 +7,7 @@ type, its body and its headers must be in it, and a body of ours may have nothin
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import json
@@ -30,6 +31,8 @@ JSON = "application/json"
 VERSION = {"anthropic-version": "2023-06-01"}
 
 CONFIGURATION = """
+[capture]
+enabled = true
 [jobs]
 batch_poll_s = 0.2
 
@@ -346,6 +349,13 @@ async def the_rest(held: Held) -> None:
     one = {"ticket_id": newest["data"][0]["ticket_id"]}
     assert (await held("GET", f"{path}/{{ticket_id}}", one)).json()["data"]
     assert (await held("GET", "/v1/stats", params={"group_by": "provider,day,status"})).json()["groups"]
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "held"}]}
+    answer = await held("POST", "/v1/chat/completions", json=asked)
+    request = {"request_id": answer.headers["x-tollbridge-request-id"]}
+    async with asyncio.timeout(60):
+        while (await held("GET", "/v1/content/{request_id}", request)).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+    assert (await held("DELETE", "/v1/content/{request_id}", request)).status_code == 200
     group = (await held("GET", "/v1/groups")).json()["groups"][0]["group"]
     assert (await held("POST", "/v1/groups/reset", json={"group": group})).status_code == 200
 

@@ -34,6 +34,7 @@ SECTIONS: dict[str, type[pydantic.BaseModel | msgspec.Struct]] = {
     "[metering]": tables.MeteringTable,
     "[jobs]": JobsSettings,
     "[webhooks]": tables.WebhooksTable,
+    "[capture]": tables.CaptureTable,
 }
 
 
