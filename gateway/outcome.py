@@ -108,7 +108,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.attempts[-1].route if self.attempts else None
 
     def attribution(self) -> Iterator[tuple[str, str]]:
-        """Who served it and what it cost, in the names and words of every transport's headers. All is ASCII."""
+        """
+        Who served it, what it cost, and what session, day and total come to with it, in the names and words of every
+        transport's headers. All is ASCII.
+        """
         if self.attempts:
             before = self.attempts[-2] if len(self.attempts) > 1 else None
             yield from serving(self.attempts[-1].route, len(self.attempts), before)
@@ -116,6 +119,13 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             yield "x-tollbridge-attempts", "0"
         if self.cost.usd is not None:
             yield "x-tollbridge-cost-usd", decimal_string(self.cost.usd)
+        if self.attempts:
+            yield "x-tollbridge-settlement", self.settlement
+        if self.counters is not None:
+            for name in ("session", "day", "total"):
+                usd = getattr(self.counters, f"{name}_usd")
+                if usd is not None:
+                    yield f"x-tollbridge-{name}-usd", decimal_string(usd)
 
 
 def serving(route: RouteReport, attempts: int, before: AttemptReport | None) -> Iterator[tuple[str, str]]:

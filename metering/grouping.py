@@ -139,11 +139,22 @@ def statement(question: Question, *, first: date, last: date) -> Statement:
 
     kinds, parts = _counters(question, given)
     days = {"first": given(first, "date"), "last": given(last, "date")}
+    keys = [given(key, "uuid") for key in (question.own, question.key) if key is not None]
+    filters = [f"u.{name} = {given(value, 'text')}" for name, value in question.values.items()]
     source = _LOG.format(**days)
     if kinds:
-        source = _COUNTERS.format(parts=parts, kinds=given(kinds, "text[]"), **days)
-    filters = [f"u.{name} = {given(value, 'text')}" for name, value in question.values.items()]
-    filters += [f"u.key_id = {given(key, 'uuid')}" for key in (question.own, question.key) if key is not None]
+        words = set(question.group_by)
+        named = kinds != ["route_day"] or filters or words - _OF_ALL
+        source = _COUNTERS.format(
+            parts=parts,
+            kinds=given(kinds, "text[]"),
+            day="k.day" if words & {"day", "month"} else "null::date",
+            key_id="k.key_id" if "key" in words or keys else "null::uuid",
+            names="k.names" if named else "null::text[]",
+            keys=" and ".join(f"k.key_id = {key}" for key in keys) or "true",
+            **days,
+        )
+    filters += [f"u.key_id = {key}" for key in keys]
     if question.tag is not None:
         name, value = question.tag
         filters.append(f"u.tags ->> {given(name, 'text')} = {given(value, 'text')}")

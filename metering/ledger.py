@@ -169,9 +169,10 @@ class Ledger:
             self._pool.acquire() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            # Which filters there are decides how it is best read.
+            # Which filters there are decides how it is best read; compiling takes longer than most answers.
             await connection.execute(
-                f"set local plan_cache_mode = force_custom_plan; set local statement_timeout = {int(timeout_ms)}"
+                f"set local plan_cache_mode = force_custom_plan; set local jit = off;"
+                f" set local statement_timeout = {int(timeout_ms)}"
             )
             # Before the snapshot: a month that is dropped after it would be neither there nor known to be gone.
             try:

@@ -277,7 +277,6 @@ def _late(outcome: Outcome) -> dict[str, object]:
         "request_id": outcome.request_id,
         **{name.removeprefix(HEADER_PREFIX).replace("-", "_"): value for name, value in attribution(outcome)},
         "cost_state": outcome.cost.state,
-        "settlement": outcome.settlement,
     }
 
 

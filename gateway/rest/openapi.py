@@ -53,6 +53,16 @@ _HEADERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     ),
     "x-tollbridge-failover-reason": ("Why the attempt before was not the last.", {"type": "string"}),
     "x-tollbridge-cost-usd": ("What all attempts cost together.", {"type": "string", "format": "decimal"}),
+    "x-tollbridge-settlement": (
+        "Whether its cost is in the counters.",
+        {"enum": ["settled", "pending", "unknown"]},
+    ),
+    "x-tollbridge-session-usd": (
+        "What the session was charged so far, this included. This and the next two: where it is settled.",
+        {"type": "string", "format": "decimal"},
+    ),
+    "x-tollbridge-day-usd": ("The same of its day, of all keys.", {"type": "string", "format": "decimal"}),
+    "x-tollbridge-total-usd": ("The same of all days.", {"type": "string", "format": "decimal"}),
     "x-tollbridge-warnings": ("What was dropped, of the request or the answer.", {"type": "string"}),
     "x-tollbridge-left-out": ("Routes that were not tried, and why.", {"type": "string"}),
     "x-tollbridge-code": ("The stable code of the error.", {"enum": [code.value for code in Code]}),
@@ -63,7 +73,19 @@ _HEADERS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "Idempotent-Replayed": ("`true`: this is the answer of an earlier request.", {"enum": ["true"]}),
 }
 _OF_A_CALL: Final = tuple(
-    f"x-tollbridge-{name}" for name in ("route", "attempts", "failover-reason", "cost-usd", "warnings", "left-out")
+    f"x-tollbridge-{name}"
+    for name in (
+        "route",
+        "attempts",
+        "failover-reason",
+        "cost-usd",
+        "settlement",
+        "session-usd",
+        "day-usd",
+        "total-usd",
+        "warnings",
+        "left-out",
+    )
 )
 _OF_AN_ERROR: Final = ("x-tollbridge-code", "x-tollbridge-dispatched", "x-should-retry", "Retry-After")
 

@@ -228,8 +228,8 @@ async def _asked(usage: UsageReader, question: Question) -> Grouped:
         raise InvalidRequest("is after `to` (where that is not given: after today)", param="from") from error
     except TooWide as error:
         raise InvalidRequest(
-            "the log has too much in this range to be added up in time: narrow `from` and `to`, name a session, run or "
-            "key, or group by what the counters have",
+            "there is too much in the range to be added up in time: narrow `from` and `to`, name a session, run or "
+            "key, or group by less, or by what the counters have",
             code=Code.RANGE_TOO_WIDE,
             param="from",
         ) from error

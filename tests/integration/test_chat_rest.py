@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 from typing_extensions import override
@@ -35,7 +37,19 @@ from gateway.rest import chat
 from gateway.rest.app import RestSettings, serve
 from gateway.rest.endpoint import BodyLimits
 from gateway.rest.streams import StreamSettings
-from tests.fakes.line import BACKUP, CHARGED, ENDED, ENDS, ROUTE, FakeKeys, FakeLine, attempt, not_here, outcome
+from tests.fakes.line import (
+    BACKUP,
+    CHARGED,
+    COMPLETION,
+    ENDED,
+    ENDS,
+    ROUTE,
+    FakeKeys,
+    FakeLine,
+    attempt,
+    not_here,
+    outcome,
+)
 
 PATHS = tuple(chat.PATHS)
 KEY = {"authorization": "Bearer good"}
@@ -143,6 +157,23 @@ async def test_an_answer_has_the_shape_of_its_api_and_says_who_served_it(path: s
     assert headers["x-tollbridge-attempts"] == "1"
     assert headers["x-tollbridge-cost-usd"] == "0.000125"
     assert headers["request-id" if path == "/v1/messages" else "x-request-id"] == headers["x-tollbridge-request-id"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_not_settled_yet_has_no_counters(path: str, stream: bool):
+    pending = msgspec.structs.replace(outcome(), settlement="pending", counters=None)
+
+    async def unsettled() -> AsyncGenerator[Item, None]:
+        yield (TextDelta("Hello"),)
+        yield Ended(ends=ENDS, outcome=pending)
+
+    line = FakeLine(items=unsettled, completion=msgspec.structs.replace(COMPLETION, outcome=pending))
+    async with serving(line) as server:
+        _, body, headers = await server.ask(path, stream=stream)
+    told = body.decode() if stream else str(headers)
+    assert "pending" in told
+    assert not re.search("(session|day|total)[-_]usd", told)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -93,6 +93,9 @@ async def test_a_whole_answer_comes_with_its_outcome_and_attribution() -> None:
         "x-tollbridge-route": "openai/gpt-4o",
         "x-tollbridge-attempts": "1",
         "x-tollbridge-cost-usd": "0.000125",
+        "x-tollbridge-settlement": "settled",
+        "x-tollbridge-day-usd": "10",
+        "x-tollbridge-total-usd": "20.5",
     }
     assert line.calls[0].transport == "grpc"
     assert line.calls[0].caller.name == "good"

@@ -70,6 +70,9 @@ def test_attribution_is_ascii_and_tells_an_unknown_cost_by_its_absence() -> None
         "x-tollbridge-request-id": "f00",
         "x-tollbridge-route": "k%C3%A4se/a%20b%0A",
         "x-tollbridge-attempts": "1",
+        "x-tollbridge-settlement": "settled",
+        "x-tollbridge-day-usd": "10",
+        "x-tollbridge-total-usd": "20.5",
     }
 
 
