@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -80,11 +81,14 @@ async def report(url: str, rows: int, rounds: int) -> None:
             lambda: reader.page(log.Search(), after=deep.next, limit=100, corrections=False), rounds
         )
         click.echo(f"| no filter, a cursor in the middle | {median:.1f} | {worst:.1f} | 100 | there is a next page |")
+        now = datetime.now(UTC)
         click.echo("\n| sum | s | attempts | groups |\n|---|---|---|---|")
         for name, search, group_by in (
             ("last 24 hours, by provider", log.Search(), ["provider"]),
             ("last 24 hours, by provider, model, status", log.Search(), ["provider", "model", "status"]),
             ("a session of all time, by step", log.Search(session_id=one["session_id"], since=_past()), ["step"]),
+            ("7 days, by provider", log.Search(since=now - timedelta(days=7)), ["provider"]),
+            ("30 days, by provider", log.Search(since=now - timedelta(days=30)), ["provider"]),
             ("all, ungrouped", log.Search(since=_past()), []),
             ("all, by provider", log.Search(since=_past()), ["provider"]),
             ("all, by day, provider, model", log.Search(since=_past()), ["day", "provider", "model"]),
