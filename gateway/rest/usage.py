@@ -145,8 +145,8 @@ class UsageSums(TypedDict):
     total: Sums
 
 
-#: Beside these, what the group is of, by the words of `group_by`: a text, or null where the attempts have none.
-Group = Sums
+#: The fields of `Sums`, and by the words of `group_by` what the group is of, null where the attempts have none.
+Group = dict[str, str | int | None]
 
 
 UsageGroups = TypedDict(
@@ -214,7 +214,7 @@ def routes(*, usage: UsageReader) -> list[Endpoint]:
         gives=(
             Content(type=UsageSums | UsageGroups),
             Content(type=str, media_type=exports.CSV),
-            Content(type=Group, media_type=exports.JSONL, lines=True),
+            Content(type=dict[str, Any], media_type=exports.JSONL, lines=True),
         ),
         errors=OF_CONTROL | {Code.RANGE_TOO_WIDE},
     )

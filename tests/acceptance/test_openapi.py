@@ -212,7 +212,8 @@ async def the_chats(held: Held) -> None:
                 answer = await held("POST", path, json={"model": model, "stream": stream, **body})
                 assert answer.status_code == 200, answer.text
     warned = {"model": "claude", "messages": [{"role": "user", "content": "hello"}], "seed": 1}
-    answer = await held("POST", asked[0][0], json=warned, headers={"x-tollbridge-unsupported": "drop"})
+    headers = {"x-tollbridge-unsupported": "drop", "x-tollbridge-session-id": "held"}
+    answer = await held("POST", asked[0][0], json=warned, headers=headers)
     assert "x-tollbridge-warnings" in answer.headers
     for _ in range(2):
         answer = await held(
@@ -356,6 +357,11 @@ async def the_rest(held: Held) -> None:
         while (await held("GET", "/v1/content/{request_id}", request)).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
     assert (await held("DELETE", "/v1/content/{request_id}", request)).status_code == 200
+    by_group = {"group_by": "day,provider,tag:team", "from": "2026-01-01"}
+    assert (await held("GET", "/v1/usage", params=by_group)).json()["sum"]
+    for form in ("csv", "jsonl"):
+        assert (await held("GET", "/v1/usage", params={**by_group, "format": form})).status_code == 200
+    assert (await held("GET", "/v1/usage", params={"group_by": "nothing"})).status_code == 400
     group = (await held("GET", "/v1/groups")).json()["groups"][0]["group"]
     assert (await held("POST", "/v1/groups/reset", json={"group": group})).status_code == 200
 
