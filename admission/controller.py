@@ -55,6 +55,7 @@ _REFUSALS: Final = {
     "key_limit": RefusalReason.KEY_LIMIT,
     "budget_exceeded": RefusalReason.BUDGET_EXCEEDED,
     "budget_reserved": RefusalReason.BUDGET_RESERVED,
+    "cost_not_bounded": RefusalReason.NOT_BOUNDED,
     "too_large": RefusalReason.TOO_LARGE,
     "store_closed": RefusalReason.STORE_CLOSED,
 }

@@ -22,7 +22,7 @@ from admission.core.fences import is_fenced
 from admission.core.floors import CAUSES
 from admission.core.groups import close, configure, reset
 from admission.core.judge import first_content
-from admission.core.keys import limit_key
+from admission.core.keys import limit_key, limit_session
 from admission.core.occupancy import Occupancy, wait_reason
 from admission.core.owners import bury, overdue, renew, take
 from admission.core.settle import abandon, settle
@@ -39,6 +39,7 @@ from admission.state import (
     Decide,
     Event,
     LimitKey,
+    LimitSession,
     Overdue,
     Renew,
     Rescan,
@@ -89,6 +90,8 @@ def _apply(work: Work, event: Event) -> Answers:
             return reset(work, event)
         case LimitKey():
             return limit_key(work, event)
+        case LimitSession():
+            return limit_session(work, event)
         case Close():
             return close(work, event)
 

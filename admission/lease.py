@@ -57,6 +57,10 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     #: Where its key has limits, the most it can cost in USD, 0 where no bound is known: it is kept of the key's budgets
     #: until the ledger has the cost. None: the key has no limits.
     reserved_usd: Decimal | None = None
+    #: A session of its key, and the most that the attempt can cost, which is kept of the session's budget where it has
+    #: one; None: no bound is known.
+    session_id: str | None = None
+    most_usd: Decimal | None = None
     #: A retry keeps the place in the order that its first ticket had: that lease's `number`.
     place: int | None = None
     fence: Fence | None = None
@@ -141,10 +145,12 @@ class RefusalReason(enum.StrEnum):
     UNAVAILABLE = "provider_unavailable"
     #: Its key has as much at work as it may, or has used up its requests or tokens of a minute.
     KEY_LIMIT = "key_limit"
-    #: What its key may spend in a period is spent, or too much of it for this request.
+    #: What its key may spend in a period, or in a session, is spent, or too much of it for this request.
     BUDGET_EXCEEDED = "budget_exceeded"
     #: As before, but for what attempts at work may cost: when they have ended, more may be left.
     BUDGET_RESERVED = "budget_reserved"
+    #: Its session has a budget, and nobody knows the most that it can cost.
+    NOT_BOUNDED = "cost_not_bounded"
     #: It needs more tokens than the group, the model or its key may use in a minute.
     TOO_LARGE = "too_large"
     #: This process had lapsed, or lapsed while the ticket waited: the ticket is gone, and another may be asked for.
@@ -154,7 +160,7 @@ class RefusalReason(enum.StrEnum):
 class KeyLimit(msgspec.Struct, frozen=True, kw_only=True):
     """The limit of a key that a request would pass, and what has been used of it."""
 
-    #: A field of `settings.KeyLimits`.
+    #: A field of `settings.KeyLimits`; that of sessions also where the budget is of one session alone.
     name: str
     most: Decimal
     #: Of a budget, in USD: what was charged, the bounds of attempts whose cost is unknown, those of attempts at work,
@@ -176,7 +182,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None = None
     #: When that ends, on this process's monotonic clock (`time.monotonic`); None while a probe is out.
     ends_at: float | None = None
-    #: With KEY_LIMIT, BUDGET_EXCEEDED and BUDGET_RESERVED, and with TOO_LARGE where it is the key's tokens per minute.
+    #: With KEY_LIMIT, BUDGET_EXCEEDED, BUDGET_RESERVED and NOT_BOUNDED, and with TOO_LARGE where it is the key's tokens
+    #: per minute.
     key_limit: KeyLimit | None = None
     position: int | None = None
     #: With TOO_LARGE: how many it was said to need.

@@ -19,6 +19,8 @@ class KeyLimits(msgspec.Struct, frozen=True, kw_only=True):
     budget_day_usd: Decimal | None = None
     budget_month_usd: Decimal | None = None
     budget_total_usd: Decimal | None = None
+    #: Of each of its sessions.
+    budget_session_usd: Decimal | None = None
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):

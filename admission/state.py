@@ -46,8 +46,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     credential: str
     tokens: int
-    #: Of its key's budgets, in USD, until the ledger has its cost or its bound; None where the key has no limits.
+    #: Of the budgets of its key and its session, in USD, until the ledger has its cost or its bound. None where the key
+    #: has no limits and there is no session, or no bound is known.
     reserved: Decimal | None
+    session: str | None
     owner: uuid.UUID
     key_id: uuid.UUID
     debit_id: str
@@ -186,12 +188,21 @@ class LimitedKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger has of a key and a day."""
+    """What the ledger has of a key and a day, or of a session."""
 
     usd: Decimal = Decimal(0)
     #: Bounds of attempts whose cost is unknown.
     unknown: Decimal = Decimal(0)
     tokens: int = 0
+
+
+class SessionBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said of one session, in USD."""
+
+    #: By its key itself: it can only lower what the session may cost.
+    own: Decimal | None = None
+    #: By an administrator, in place of the key's limit.
+    given: Decimal | None = None
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,8 +272,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     limited: Mapping[uuid.UUID, LimitedKey] = {}
     #: By key and day of grant.
     spent: Mapping[tuple[uuid.UUID, date], Spent] = {}
-    #: Whose cost is unknown: key, day and bound.
-    unknown: Mapping[uuid.UUID, tuple[uuid.UUID, date, Decimal]] = {}
+    #: By key and name.
+    sessions: Mapping[tuple[uuid.UUID, str], Spent] = {}
+    session_budgets: Mapping[tuple[uuid.UUID, str], SessionBudget] = {}
+    #: Whose cost is unknown: key, day, session and bound.
+    unknown: Mapping[uuid.UUID, tuple[uuid.UUID, date, str | None, Decimal]] = {}
     #: Nothing is granted before this: the store may have forgotten grants.
     closed_until: int = 0
     #: By group; only of those whose calls ended while others waited.
@@ -380,6 +394,18 @@ class LimitKey(msgspec.Struct, frozen=True):
     limits: KeyLimits
 
 
+class LimitSession(msgspec.Struct, frozen=True, kw_only=True):
+    """What one session may cost from here on; None: what was said is taken back."""
+
+    key_id: uuid.UUID
+    session_id: str
+    usd: Decimal | None
+    #: Its key says so, which can only lower it.
+    own: bool
+    #: Another may raise it.
+    raises: bool = False
+
+
 class Close(msgspec.Struct, frozen=True):
     """The store is another than before: nothing is granted for so long."""
 
@@ -387,7 +413,8 @@ class Close(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = (
-    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Take | Configure | Reset | LimitKey | Close
+    Acquire | Rescan | Settle | Decide | Abandon | Renew | Bury | Overdue | Take | Configure | Reset | LimitKey
+    | LimitSession | Close
 )  # fmt: skip
 
 
@@ -404,6 +431,8 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[Change, ...] = ()
     #: Renew: how long the owner now lives; None where it had lapsed.
     lives_ms: int | None = None
+    #: LimitSession, where it is refused: what the session may cost at most.
+    most_usd: Decimal | None = None
 
 
 def _filled(left: float, per_minute: int | None, seconds: float) -> float:

@@ -154,6 +154,8 @@ class Store:
                 *_fences([d.fence for d, _ in demands]),
                 *self._time_known(),
                 _unless_none([d.reserved_usd for d, _ in demands]),
+                _unless_none([d.session_id for d, _ in demands]),
+                _unless_none([None if d.session_id is None else d.most_usd for d, _ in demands]),
             )
         answers: list[TicketRow] = []
         for row in map(_ticket_row, rows):

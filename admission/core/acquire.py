@@ -31,7 +31,8 @@ def acquire(w: Work, event: Acquire) -> Answers:
     chosen, stops = choose(w, event, new)
     _enqueue(w, event, new, {ticket.ticket_id for ticket in chosen}, refusals)
     chosen = _granted_at_once(w, event.group, chosen)
-    use(w, (ticket for ticket in new if ticket.ticket_id in w.tickets.view))
+    demands = {asked.demand.ticket_id: asked.demand for asked in event.elements}
+    use(w, (demands[ticket.ticket_id] for ticket in new if ticket.ticket_id in w.tickets.view))
     after = Occupancy(w, event.group)
     full = [ticket_id for ticket_id, row in refusals.items() if row.answer == _FULL]
     if full:

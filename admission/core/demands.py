@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from decimal import Decimal
 
 from admission.breaker import BreakerState
 from admission.clock import MILLISECOND, microseconds
@@ -113,6 +114,12 @@ def _queue_deadline(w: Work, asked: Element) -> int:
     return w.now + patience * MILLISECOND
 
 
+def _reserved(demand: Demand) -> Decimal | None:
+    if demand.reserved_usd is not None or demand.session_id is None:
+        return demand.reserved_usd
+    return demand.most_usd
+
+
 def _ticket(w: Work, event: Acquire, asked: Element, number: int) -> Ticket:
     demand = asked.demand
     fence = demand.fence
@@ -125,7 +132,8 @@ def _ticket(w: Work, event: Acquire, asked: Element, number: int) -> Ticket:
         endpoint=demand.endpoint or demand.group,
         credential=demand.credential,
         tokens=demand.tokens,
-        reserved=demand.reserved_usd,
+        reserved=_reserved(demand),
+        session=demand.session_id,
         owner=event.owner,
         key_id=demand.key_id,
         debit_id=demand.debit_id,

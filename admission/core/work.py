@@ -74,6 +74,8 @@ class Work:
         "owners",
         "paces",
         "reclaim_not_before",
+        "session_budgets",
+        "sessions",
         "spent",
         "tickets",
         "unknown",
@@ -100,6 +102,8 @@ class Work:
         self.paces = Draft(was.paces)
         self.limited = Draft(was.limited)
         self.spent = Draft(was.spent)
+        self.sessions = Draft(was.sessions)
+        self.session_budgets = Draft(was.session_budgets)
         self.unknown = Draft(was.unknown)
 
     def state(self) -> State:
@@ -122,6 +126,8 @@ class Work:
             fences=self.fences.view,
             limited=self.limited.view,
             spent=self.spent.view,
+            sessions=self.sessions.view,
+            session_budgets=self.session_budgets.view,
             unknown=self.unknown.view,
             closed_until=self.closed_until,
             paces=self.paces.view,
@@ -241,9 +247,9 @@ class Work:
         day = self.day(ticket.granted_at)
         bound = (charge.bound or ticket.reserved or Decimal(0)) if state == "unknown" else Decimal(0)
         if state == "unknown":
-            self.unknown.put(ticket.ticket_id, (ticket.key_id, day, bound))
+            self.unknown.put(ticket.ticket_id, (ticket.key_id, day, ticket.session, bound))
         usd = charge.usd if state == "charged" and charge.usd is not None else Decimal(0)
-        self._spend(ticket.key_id, day, usd, bound, charge.tokens)
+        self._spend(ticket.key_id, day, ticket.session, usd, bound, charge.tokens)
         debit = (ticket.key_id, ticket.debit_id)
         self.ended.put(debit, max(self.ended.view.get(debit, 0), ticket.attempt))
         return True
@@ -253,16 +259,21 @@ class Work:
         if was is None or was.state != "unknown" or state == "unknown":
             return False
         self.attempts.put(ticket_id, replace(was, state=state, corrected=True))
-        key_id, day, bound = self.unknown.view[ticket_id]
+        key_id, day, session, bound = self.unknown.view[ticket_id]
         self.unknown.drop(ticket_id)
         usd = charge.usd if state == "charged" and charge.usd is not None else Decimal(0)
-        self._spend(key_id, day, usd, -bound, charge.tokens)
+        self._spend(key_id, day, session, usd, -bound, charge.tokens)
         return True
 
-    def _spend(self, key_id: uuid.UUID, day: date, usd: Decimal, unknown: Decimal, tokens: int) -> None:
-        was = self.spent.view.get((key_id, day), Spent())
-        now = Spent(usd=was.usd + usd, unknown=was.unknown + unknown, tokens=was.tokens + tokens)
-        self.spent.put((key_id, day), now)
+    def _spend(
+        self, key_id: uuid.UUID, day: date, session: str | None, usd: Decimal, unknown: Decimal, tokens: int
+    ) -> None:
+        def more(was: Spent) -> Spent:
+            return Spent(usd=was.usd + usd, unknown=was.unknown + unknown, tokens=was.tokens + tokens)
+
+        self.spent.put((key_id, day), more(self.spent.view.get((key_id, day), Spent())))
+        if session is not None:
+            self.sessions.put((key_id, session), more(self.sessions.view.get((key_id, session), Spent())))
 
     def lose(self, ticket: Ticket) -> None:
         """Nobody told its end: unknown, unless it had one."""

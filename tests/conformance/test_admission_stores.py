@@ -19,7 +19,7 @@ from admission.contract import AdmissionStore, Rejected, TicketRow
 from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict, new_id
 from admission.memory import MemoryDatabase, MemoryStore
 from admission.settings import AdmissionSettings, GroupSettings, KeyLimits, ModelLimits
-from admission.state import LimitKey
+from admission.state import LimitKey, LimitSession
 from admission.store import Store
 
 GROUP = "http://provider.test:80"
@@ -27,19 +27,25 @@ KEY = uuid.UUID(int=1)
 
 
 Limit = Callable[[uuid.UUID, KeyLimits], Awaitable[None]]
+Budget = Callable[[LimitSession], Awaitable[Decimal | None]]
 
 
 async def _cannot(key_id: uuid.UUID, limits: KeyLimits) -> None:
     raise AssertionError(f"this process has no way to give {key_id} {limits}")
 
 
+async def _cannot_say(event: LimitSession) -> Decimal | None:
+    raise AssertionError(f"this process has no way to say {event}")
+
+
 class Process:
     """A store, and who asks it."""
 
-    def __init__(self, store: AdmissionStore, limit: Limit = _cannot) -> None:
-        """`limit`: what the change of a key's limits does."""
+    def __init__(self, store: AdmissionStore, limit: Limit = _cannot, say: Budget = _cannot_say) -> None:
+        """`limit`: what the change of a key's limits does; `say`: of a session's budget."""
         self.store = store
         self.limit = limit
+        self._say = say
         self.owner = new_id()
         self.process = new_id()
 
@@ -61,6 +67,13 @@ class Process:
 
     async def found(self, *demands: Demand) -> dict[uuid.UUID | None, TicketRow]:
         return {row.ticket_id: row for row in await self.store.rescan(self.owner, demands)}
+
+    async def budget(
+        self, usd: str | None, *, own: bool = True, raises: bool = True, key_id: uuid.UUID = KEY
+    ) -> Decimal | None:
+        """Of the session "s". Answers what it may cost at most where that is refused."""
+        most = None if usd is None else Decimal(usd)
+        return await self._say(LimitSession(key_id=key_id, session_id="s", usd=most, own=own, raises=raises))
 
     async def settle(self, *settlements: Settlement, judged: bool = True) -> list[bool]:
         rows = await self.store.settle(0, settlements, judged=judged)
@@ -91,6 +104,19 @@ async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
             finally:
                 await connection.close()
 
+        async def say(event: LimitSession) -> Decimal | None:
+            if url is None:
+                return databases[0].apply(event).most_usd
+            connection = await asyncpg.connect(url)
+            try:
+                said = (event.key_id, event.session_id, event.usd, event.own, event.raises)
+                most: Decimal | None = await connection.fetchval(
+                    "select control.budget_session_v1($1, $2, $3, $4, $5)", *said
+                )
+                return most
+            finally:
+                await connection.close()
+
         async def start(**changes: Any) -> tuple[Process, Process]:
             settings = configured(**changes)
             started = []
@@ -103,7 +129,7 @@ async def processes(request: pytest.FixtureRequest) -> AsyncIterator[Processes]:
                 else:
                     store = Store(url, settings, listen_url=listen_url)
                 stack.push_async_callback(store.close)
-                process = Process(store, limit)
+                process = Process(store, limit, say)
                 await store.configure()
                 await store.renew(process.owner, process.process, first=True)
                 started.append(process)
@@ -989,6 +1015,139 @@ async def test_elements_of_one_batch_share_what_their_key_has_left(processes: Pr
     again = await one.ask(*demands)
     assert [again[demand.ticket_id].answer for demand in demands] == [rows[d.ticket_id].answer for d in demands]
     assert await one.answer(paid("0.50")) == "budget_reserved"
+
+
+def of_session(usd: str | None = "0.50", group: str = GROUP, session: str = "s", **changes: Any) -> Demand:
+    """Of a session of a key that is taken for one without limits. `usd` None: nobody knows what it may cost."""
+    most = None if usd is None else Decimal(usd)
+    demand = wanted(session_id=session, most_usd=most, group=group, **changes)
+    bound = "" if usd is None else f',"upper_bound_usd":"{usd}"'
+    return msgspec.structs.replace(demand, intent=f'{{"session_id":"{session}"{bound}}}'.encode())
+
+
+async def test_a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups(processes: Processes):
+    one, two = await processes(settings=TWO_GROUPS)
+    first = of_session()
+    row_of_first = await one.granted(first)
+    # What was at work before anything was said counts, too.
+    assert await one.budget("1.60") is None
+    second = await asked(two, of_session(group=OTHER_GROUP))
+    waiting = of_session(group=OTHER_GROUP)
+    assert (await asked(two, waiting)).answer == "queued"
+    row = await asked(one, of_session())
+    limit = row.key_limit
+    assert limit is not None
+    assert (row.answer, row.wait_ms) == ("budget_reserved", None)
+    assert (limit.name, limit.most, limit.spent, limit.unknown, limit.reserved, limit.wanted) == (
+        "budget_session_usd", Decimal("1.60"), Decimal(0), Decimal(0), Decimal("1.50"), Decimal("0.50")
+    )  # fmt: skip
+    # Other sessions have nothing to do with it, nor has the session of that name of another key, nor what is in none.
+    assert await one.answer(of_session(session="t")) == "granted"
+    assert await two.ask(of_session(key_id=new_id(), group=OTHER_GROUP), group=OTHER_GROUP)
+    assert await one.answer(of_session("0")) == "granted", "what costs nothing is no matter of money"
+    # 0.25 was charged where 0.50 was reserved; one that waits no longer reserves nothing.
+    await one.settle(ended(row_of_first))
+    await two.store.abandon(0, [waiting.ticket_id], tombstone=False)
+    # Unknown: its bound stays, and is there once.
+    await two.settle(uncertain(second))
+    row = await asked(one, of_session("0.90"))
+    assert (row.answer, row.wait_ms) == ("budget_exceeded", None)
+    assert row.key_limit is not None
+    assert (row.key_limit.spent, row.key_limit.unknown, row.key_limit.reserved) == (Decimal("0.25"), Decimal("0.50"), 0)
+    third = await one.granted(of_session("0.85"))
+    assert await one.answer(of_session("0.01")) == "budget_reserved"
+    # What is corrected gives back its bound, and what ends what it did not cost.
+    assert await one.settle(failed(second, Verdict.NONE), ended(third)) == [True, True]
+    assert await one.answer(of_session("1.11")) == "budget_exceeded"
+    assert await one.answer(of_session("1.10")) in {"granted", "queued"}
+    # What was said is taken back.
+    assert await one.budget(None) is None
+    assert await one.answer(of_session("9")) in {"granted", "queued"}
+
+
+async def test_elements_of_one_batch_share_what_their_session_has_left(processes: Processes):
+    one, _ = await processes(concurrency=2)
+    await one.limit(KEY, KeyLimits(budget_session_usd=Decimal("1.00"), concurrency=4))
+    own = new_id()
+    await one.budget("0.50", key_id=own)
+
+    def limited(usd: str, session: str = "s") -> Demand:
+        return msgspec.structs.replace(of_session(usd, session=session), reserved_usd=Decimal(usd))
+
+    demands = [
+        limited("0.50"), limited("0.60"), limited("0.50"), limited("0.10"), limited("1.01", "t"), limited("1.00", "t"),
+        of_session("0.30", key_id=own), of_session("0.30", key_id=own), of_session("0.20", key_id=own),
+        of_session("0.51", key_id=own), of_session("0.51", key_id=own, session="t"),
+    ]  # fmt: skip
+    expected = [
+        "granted", "budget_reserved", "granted", "budget_reserved", "budget_exceeded", "queued",
+        "queued", "budget_reserved", "queued", "budget_exceeded", "queued",
+    ]  # fmt: skip
+    rows = await one.ask(*demands)
+    assert [rows[demand.ticket_id].answer for demand in demands] == expected
+    # What its session refuses is none of the requests that the key has at once: there is room for a fourth.
+    assert await one.answer(limited("0.50", "u")) == "queued"
+    assert await one.answer(limited("0.50", "u")) == "key_limit"
+
+
+async def test_a_session_with_a_budget_is_served_only_what_has_a_bound(processes: Processes):
+    one, _ = await processes()
+    assert await one.answer(of_session(None)) == "granted"
+    await one.budget("5")
+    row = await asked(one, of_session(None))
+    assert row.key_limit is not None
+    assert (row.answer, row.key_limit.name, row.key_limit.most) == (
+        "cost_not_bounded",
+        "budget_session_usd",
+        Decimal(5),
+    )
+    assert await one.answer(of_session(None, session="t")) == "granted"
+    await one.limit(KEY, KeyLimits(budget_session_usd=Decimal(1)))
+    assert await one.answer(paid("0", session_id="t")) == "cost_not_bounded"
+    assert await one.answer(paid("0")) == "granted", "it is in no session"
+
+
+async def test_a_key_can_only_lower_what_its_session_may_cost_and_an_administrator_sets_it(processes: Processes):
+    one, _ = await processes()
+
+    async def may_cost() -> Decimal | None:
+        """As an element that costs too much is told."""
+        demand = msgspec.structs.replace(of_session("1000"), reserved_usd=Decimal(1000))
+        row = await asked(one, demand)
+        if row.answer == "granted":
+            await one.settle(failed(row, Verdict.NONE))
+        return None if row.key_limit is None else row.key_limit.most
+
+    # Without a limit of the key it says what it likes.
+    assert await one.budget("7") is None
+    assert await one.budget("8") is None
+    assert await may_cost() == 8
+    assert await one.budget(None) is None
+    assert await may_cost() is None
+    await one.limit(KEY, KeyLimits(budget_session_usd=Decimal(5)))
+    assert await may_cost() == 5
+    assert await one.budget("5.01") == 5
+    assert await may_cost() == 5
+    assert await one.budget("2") is None
+    assert await one.budget("3") is None
+    assert await may_cost() == 3
+    # An administrator sets it above the key's limit; what the key has said stays below.
+    assert await one.budget("9", own=False) is None
+    assert await may_cost() == 3
+    assert await one.budget(None) is None
+    assert await may_cost() == 9
+    assert await one.budget("9.01") == 9
+    # One that has such a limit itself can only lower it.
+    assert await one.budget("9.01", own=False, raises=False) == 9
+    assert await one.budget(None, own=False, raises=False) == 9
+    assert await one.budget("4", own=False, raises=False) is None
+    assert await may_cost() == 4
+    assert await one.budget(None, own=False) is None
+    assert await may_cost() == 5
+    # A limit that the key loses takes no budget away that was said of a session.
+    await one.budget("1", own=False)
+    await one.limit(KEY, KeyLimits())
+    assert await may_cost() == 1
 
 
 async def test_requests_of_a_minute_are_counted_once_each_and_what_is_refused_takes_none(processes: Processes):

@@ -39,6 +39,7 @@ from admission.state import (
     Element,
     Event,
     LimitKey,
+    LimitSession,
     Outcome,
     Overdue,
     Renew,
@@ -59,6 +60,7 @@ from tests.simulation.invariants import Violation, Watch
 
 PROCESSES: Final = 3
 KEYS: Final = (uuid.UUID(int=1), uuid.UUID(int=2))
+SESSIONS: Final = ("s", "t")
 GROUPS: Final = ("a", "b")
 MODELS: Final = ("m1", "m2", "m3")
 CREDENTIALS: Final = ("c1", "c2")
@@ -88,6 +90,7 @@ WEIGHTS: Final = {
     "take": 2,
     "reset": 0.5,
     "limit": 3,
+    "session": 3,
     "close": 0.5,
     "time": 14,
     "look": 2,
@@ -115,6 +118,7 @@ SOMETIMES: Final = (
             "key_limit",
             "budget_exceeded",
             "budget_reserved",
+            "cost_not_bounded",
             "store_closed",
             "moved",
         )
@@ -169,6 +173,8 @@ SOMETIMES: Final = (
     *(f"settled as {state}" for state in ("charged", "zero", "unknown")),
     *(f"refused for {name}" for name in KeyLimits.__struct_fields__),
     "refused for all are quarantined",
+    "refused for a session's budget of a key without limits",
+    "a session's budget may not be raised",
     "corrected",
     "tombstone",
     "settled once more",
@@ -305,6 +311,18 @@ class Both:
         text = msgspec.json.encode(given).decode()
         await self._connection.execute("select control.limit_key_v1($1, $2::text::jsonb)", key_id, text)
 
+    async def limit_session(self, event: LimitSession) -> Decimal | None:
+        """What the session may cost at most, where it is refused."""
+        most: Decimal | None = await self._connection.fetchval(
+            "select control.budget_session_v1($1, $2, $3, $4, $5)",
+            event.key_id,
+            event.session_id,
+            event.usd,
+            event.own,
+            event.raises,
+        )
+        return most
+
     async def closed(self, milliseconds: int) -> None:
         """What a changed timeline does."""
         await self._connection.execute(
@@ -355,6 +373,8 @@ class Play:
     def __init__(self, both: Both) -> None:
         self.both = both
         self.demands: list[Demand] = []
+        #: Tickets whose asker took their key for one without limits.
+        self.unlimited: set[uuid.UUID] = set()
         self.owner_of: dict[uuid.UUID, uuid.UUID] = {}
         self.numbers: dict[uuid.UUID, int] = {}
         self.leases: dict[uuid.UUID, Lease] = {}
@@ -522,12 +542,28 @@ class Play:
                 budget_day_usd=rng.choice((None, None, Decimal(0), Decimal("0.75"), Decimal(2))),
                 budget_month_usd=rng.choice((None, None, Decimal("1.25"), Decimal(3))),
                 budget_total_usd=rng.choice((None, None, Decimal("1.5"), Decimal(4))),
+                budget_session_usd=rng.choice((None, None, Decimal("0.75"), Decimal("1.5"))),
             )
 
         async def send(_: Store) -> None:
             await self.both.limit(key_id, limits)
 
         await self.both.ask(LimitKey(key_id, limits), send)
+
+    async def _session(self, rng: random.Random) -> None:
+        if not self.keys_limited:
+            return
+        event = LimitSession(
+            key_id=rng.choice(KEYS),
+            session_id=rng.choice(SESSIONS),
+            usd=rng.choice((None, Decimal(0), Decimal("0.75"), Decimal("1.25"), Decimal(3))),
+            own=rng.random() < 0.5,
+            raises=rng.random() < 0.7,
+        )
+        answers, most = await self.both.ask(event, lambda _: self.both.limit_session(event))
+        if answers.most_usd != most:
+            raise Difference([f"a budget of a session: core {answers.most_usd}, sql {most}"])
+        self.both.seen["a session's budget may not be raised"] += most is not None
 
     async def _reset(self, rng: random.Random) -> None:
         group = rng.choice((*GROUPS, "nowhere"))
@@ -551,6 +587,11 @@ class Play:
         if rng.random() < 0.05 or not endpoints:
             endpoints = sorted(core.endpoints)
         reserved = rng.choice((Decimal("0.5"), Decimal("0.5"), Decimal(0), None)) if self.keys_limited else None
+        session = rng.choice((None, *SESSIONS))
+        most = None
+        if session is not None and rng.random() < 0.9:
+            most = Decimal("0.5") if reserved is None else reserved
+        facts = {"session_id": session, "upper_bound_usd": most if reserved is None else reserved}
         demand = Demand(
             ticket_id=_id(rng),
             group=group,
@@ -559,6 +600,8 @@ class Play:
             credential=rng.choice(CREDENTIALS),
             tokens=rng.choice((0, 7, 15, 15, 100, 1000)),
             reserved_usd=reserved,
+            session_id=session,
+            most_usd=most,
             place=rng.randint(1, 12) if rng.random() < 0.06 else None,
             fence=Fence(scope_id=rng.choice(("", "s")), run_id="r", number=rng.randint(1, 4))
             if rng.random() < 0.15
@@ -573,9 +616,7 @@ class Play:
             caller_deadline_s=rng.choice((0.0, -1.0, 2.0, 20.0)) if rng.random() < 0.2 else None,
             waits_for_cooldown=rng.random() < 0.5,
             # What the ledger takes for the bound of an attempt whose end nobody tells.
-            intent=b'{"session_id":"s"}'
-            if reserved is None
-            else f'{{"session_id":"s","upper_bound_usd":"{reserved}"}}'.encode(),
+            intent=msgspec.json.encode({name: fact for name, fact in facts.items() if fact is not None}),
         )
         if kind < 0.32 and self.demands:
             # Again for a debit: a retry that keeps its place, or one that should not be.
@@ -623,6 +664,8 @@ class Play:
             if demand.ticket_id not in self.owner_of:
                 self.owner_of[demand.ticket_id] = owner
                 self.demands.append(demand)
+                if demand.reserved_usd is None:
+                    self.unlimited.add(demand.ticket_id)
         sent = [(demand, waited_s) for demand in demands]
         try:
             answers, rows = await self.both.ask(
@@ -680,6 +723,9 @@ class Play:
             self.both.seen["told when the queue has room"] += row.answer == "queue_full" and row.expected_ms is not None
             if row.key_limit is not None:
                 self.both.seen[f"refused for {row.key_limit.name}"] += 1
+                self.both.seen["refused for a session's budget of a key without limits"] += (
+                    row.key_limit.name == "budget_session_usd" and row.ticket_id in self.unlimited
+                )
                 self.both.seen["refused for all are quarantined"] += (
                     row.key_limit.name == "concurrency" and row.wait_ms is not None
                 )

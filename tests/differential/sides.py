@@ -34,6 +34,7 @@ from admission.state import (
     Group,
     LimitedKey,
     Pace,
+    SessionBudget,
     Spent,
     State,
     Ticket,
@@ -60,6 +61,7 @@ delete from control.ticket; delete from control.attempt; delete from control.cap
 delete from control.allowance; delete from control.floor; delete from control.endpoint; delete from control.fence;
 delete from control.owner; delete from control.configuration; delete from control.invocation;
 delete from control.counter; delete from control.breaker_event; delete from control.pace; delete from control.key_limit;
+delete from control.session_budget;
 update control.reclaim set not_before = 'epoch';
 """
 
@@ -69,7 +71,7 @@ select json_build_object(
     'tickets', (select coalesce(json_agg(json_build_object(
         'ticket_id', t.ticket_id, 'group', t.group_id, 'number', t.number, 'klass', t.class, 'model', t.model,
         'endpoint', t.endpoint, 'credential', t.credential, 'tokens', t.tokens, 'owner', t.owner_id,
-        'reserved', t.reserved_usd::text,
+        'reserved', t.reserved_usd::text, 'session', t.session_id,
         'key_id', t.key_id, 'debit_id', t.debit_id, 'attempt', t.attempt, 'state', t.state,
         'waits_for_cooldown', t.waits_for_cooldown, 'execution_limit', us(t.execution_limit),
         'isolation', us(t.isolation), 'queued_at', us(t.queued_at), 'queue_deadline', us(t.queue_deadline),
@@ -115,7 +117,8 @@ select json_build_object(
         'limits', json_build_object(
             'concurrency', k.concurrency, 'requests_per_minute', k.requests_per_minute,
             'tokens_per_minute', k.tokens_per_minute, 'budget_day_usd', k.budget_day_usd::text,
-            'budget_month_usd', k.budget_month_usd::text, 'budget_total_usd', k.budget_total_usd::text),
+            'budget_month_usd', k.budget_month_usd::text, 'budget_total_usd', k.budget_total_usd::text,
+            'budget_session_usd', k.budget_session_usd::text),
         'bucket', json_build_object(
             'requests_left', k.requests_left, 'tokens_left', k.tokens_left, 'tokens_seen', k.tokens_seen,
             'filled_at', us(k.filled_at)))), '{}') from control.key_limit k),
@@ -125,6 +128,15 @@ select json_build_object(
         from (select k.name, sum(k.charged_usd) as usd, sum(k.unknown_upper_bound_usd) as unknown,
                      sum(k.input_tokens + k.output_tokens) as tokens
                 from control.counter k where k.kind = 'key_day' group by k.name) c),
+    'sessions', (select coalesce(json_agg(json_build_object(
+        'of', split_part(c.name, '/', 1), 'name', split_part(c.name, '/', 2), 'spent', json_build_object(
+            'usd', c.usd::text, 'unknown', c.unknown::text, 'tokens', c.tokens))), '[]')
+        from (select k.name, sum(k.charged_usd) as usd, sum(k.unknown_upper_bound_usd) as unknown,
+                     sum(k.input_tokens + k.output_tokens) as tokens
+                from control.counter k where k.kind = 'session' group by k.name) c),
+    'budgets', (select coalesce(json_agg(json_build_object(
+        'of', b.key_id, 'name', b.session_id, 'budget', json_build_object(
+            'own', b.own_usd::text, 'given', b.set_usd::text))), '[]') from control.session_budget b),
     'not_before', (select us(r.not_before) from control.reclaim r),
     'closed_until', coalesce(us(s.closed_until), 0))::text
   from control.store s
@@ -206,6 +218,18 @@ class _Spent(msgspec.Struct):
     spent: Spent
 
 
+class _Session(msgspec.Struct):
+    of: uuid.UUID
+    name: str
+    spent: Spent
+
+
+class _Budget(msgspec.Struct):
+    of: uuid.UUID
+    name: str
+    budget: SessionBudget
+
+
 class Snapshot(msgspec.Struct):
     tickets: list[Ticket]
     attempts: list[_Attempt]
@@ -219,6 +243,8 @@ class Snapshot(msgspec.Struct):
     fences: list[tuple[uuid.UUID, str, str, int]]
     limited: dict[uuid.UUID, LimitedKey]
     spent: list[_Spent]
+    sessions: list[_Session]
+    budgets: list[_Budget]
     not_before: int
     closed_until: int
 
@@ -280,6 +306,8 @@ async def look(connection: asyncpg.Connection, before: State) -> State:
         fences={(key, scope, run): number for key, scope, run, number in found.fences},
         limited=found.limited,
         spent={(row.of, row.day): row.spent for row in found.spent},
+        sessions={(row.of, row.name): row.spent for row in found.sessions},
+        session_budgets={(row.of, row.name): row.budget for row in found.budgets},
         closed_until=found.closed_until,
         changes=tuple(found.changes),
         paces=found.paces,
@@ -315,7 +343,7 @@ def differences(core: State, sql: State, now: int) -> list[str]:
     found += _differ("floor", _each(core.floors, asdict), _each(sql.floors, asdict))
     found += _differ("allowance", _each(core.allowances, _allowance, now), _each(sql.allowances, _allowance, now))
     found += _differ("key", _each(core.limited, _limited), _each(sql.limited, _limited))
-    for name in ("endpoints", "spent", "owners", "fences", "ended"):
+    for name in ("endpoints", "spent", "sessions", "session_budgets", "owners", "fences", "ended"):
         found += _differ(name, getattr(core, name), getattr(sql, name))
     for name in ("reclaim_not_before", "closed_until", "changes"):
         if getattr(core, name) != getattr(sql, name):
@@ -413,7 +441,9 @@ _TOLD: Final = {
     "breaker": (),
     "cooldown": ("wait_reason", "wait_ms"),
     "provider_unavailable": ("wait_reason", "wait_ms"),
-    **dict.fromkeys(("too_large", "key_limit", "budget_exceeded", "budget_reserved"), ("wait_ms", "key_limit")),
+    **dict.fromkeys(
+        ("too_large", "key_limit", "budget_exceeded", "budget_reserved", "cost_not_bounded"), ("wait_ms", "key_limit")
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from admission.settings import AdmissionSettings
 from admission.store import Store
 
 #: The tables that grow with use. Partitions of the ledger have a suffix.
-GROWING: Final = ("ticket", "attempt", "invocation", "counter", "fence")
+GROWING: Final = ("ticket", "attempt", "invocation", "counter", "fence", "session_budget")
 
 Node = dict[str, Any]
 

@@ -350,7 +350,7 @@ select 'key_day', $1::uuid || '/' || d.day, shard, d.usd, d.usd / 2
 """
 HELD = """
 select verdict, key_limit::jsonb ->> 'name' as name, wait_ms
-  from control.hold_to_limits_v1(array[$1::uuid], '{d}', '{1}', '{0}', array[0.5], '{new}', 'Europe/Berlin',
+  from control.hold_to_limits_v2(array[$1::uuid], '{d}', '{1}', '{0}', array[0.5], '{}', '{}', '{new}', 'Europe/Berlin',
                                  $2::timestamptz, '2 hours')
 """
 

@@ -137,6 +137,11 @@ update control.ticket set queue_deadline = now() - interval '1 minute'
 update control.ticket set key_id = pg_temp.made(4, 100 + (number % 16)::integer), reserved_usd = 1
  where group_id = 'http://usual.test:80' and number <= 48;
 
+-- Sessions, of which all but those of key 50 have a budget.
+update control.ticket set session_id = 'sd' || number % 50, reserved_usd = 1 where key_id < pg_temp.made(4, 100);
+insert into control.session_budget (key_id, session_id, own_usd)
+select pg_temp.made(4, n % 20), 'sd' || n, 1e6 from generate_series(0, {attempts} / 4 - 1) n;
+
 insert into control.floor (group_id, credential, model, kind, since, until)
 select 'http://busy.test:80', 'c' || n, 'm' || n, 'rate_limit', now(), now() + interval '1 hour'
   from generate_series(0, 1) n;
@@ -144,7 +149,7 @@ select 'http://busy.test:80', 'c' || n, 'm' || n, 'rate_limit', now(), now() + i
 
 EMPTY: Final = """
 delete from control.ticket; delete from control.attempt; delete from control.invocation; delete from control.counter;
-delete from control.fence; delete from control.floor;
+delete from control.fence; delete from control.floor; delete from control.session_budget;
 """
 
 #: Months of the ledger that are over, and tables that nothing but the test takes statistics of.
@@ -270,6 +275,26 @@ def hot() -> dict[str, tuple[int, Call]]:
                 n,
                 acquire(
                     *(demand(USUAL, key_id=made(KEY, 100 + d), reserved_usd=Decimal(1), tokens=5) for d in range(n)),
+                    group=USUAL,
+                ),
+            ),
+            f"acquire, sessions, {n}": (
+                n,
+                acquire(
+                    *(
+                        demand(USUAL, key_id=made(KEY, 50), session_id=f"sd{d}", most_usd=Decimal(1), tokens=5)
+                        for d in range(n)
+                    ),
+                    group=USUAL,
+                ),
+            ),
+            f"acquire, sessions with a budget, {n}": (
+                n,
+                acquire(
+                    *(
+                        demand(USUAL, key_id=made(KEY, d % 20), session_id=f"sd{d}", most_usd=Decimal(1), tokens=5)
+                        for d in range(n)
+                    ),
                     group=USUAL,
                 ),
             ),

@@ -69,6 +69,10 @@ def _replays(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_journal.py::test_{name}" for name in names)
 
 
+def _sessions(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/integration/test_sessions.py::test_{name}" for name in names)
+
+
 def _limits(*names: str) -> tuple[str, ...]:
     return tuple(f"tests/integration/test_key_limits.py::test_{name}" for name in names)
 
@@ -526,8 +530,8 @@ _ADMISSION: Final = [
         11,
         "the intent is not kept with the grant",
         ACQUIRE,
-        "v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,\n               g.generation",
-        "v_now, v_now, v_now + e.caller_ms * interval '1 ms', '{}',\n               g.generation",
+        "e.caller_ms * interval '1 ms', e.intent,\n               e.session, e.bound, g.generation",
+        "e.caller_ms * interval '1 ms', '{}',\n               e.session, e.bound, g.generation",
         _rules("a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost"),
     ),
     _m(
@@ -1508,27 +1512,18 @@ _TIME: Final = [
 _KEYS: Final = [
     _m(
         37,
-        "what a key has used is read before the lock",
+        "what a key has used is read without a lock",
         KEYS,
-        """where c.key_id = any (v_keys) order by c.key_id for update loop
-        v_debits := array(select e.debit_id from unnest(p_key, p_debit) as e (key_id, debit_id)
-                           where e.key_id = k.key_id);
-        select * into u from control.use_of_key_v1(k.key_id, v_debits, v_day);
-""",
-        """where c.key_id = any (v_keys) order by c.key_id loop
-        v_debits := array(select e.debit_id from unnest(p_key, p_debit) as e (key_id, debit_id)
-                           where e.key_id = k.key_id);
-        select * into u from control.use_of_key_v1(k.key_id, v_debits, v_day);
-        perform from control.key_limit c where c.key_id = k.key_id for update;
-""",
+        "                       order by c.key_id for update);\n",
+        "                       order by c.key_id);\n",
         _limits("two_groups_cannot_pass_one_budget_together"),
     ),
     _m(
         37,
         "what is reserved does not count",
         KEYS,
-        "and x.spent + x.unknown + x.reserved + v_reserved + p_reserved[i] > x.most",
-        "and x.spent + x.unknown + p_reserved[i] > x.most",
+        "and x.spent + x.unknown + x.reserved + v_wanted > x.most",
+        "and x.spent + x.unknown + v_wanted > x.most",
         _stores("a_budget_is_kept_for_what_attempts_may_cost_until_it_is_known_what_they_did")
         + _limits("of_fifty_calls_at_once_with_money_for_three_three_reach_the_provider"),
     ),
@@ -1536,7 +1531,7 @@ _KEYS: Final = [
         37,
         "elements of one batch do not see what each other reserve",
         KEYS,
-        "            v_reserved := v_reserved + p_reserved[i];\n",
+        "            v_reserved := v_reserved + v_wanted;\n",
         "",
         _stores("elements_of_one_batch_share_what_their_key_has_left"),
     ),
@@ -1601,8 +1596,8 @@ _KEYS: Final = [
         37,
         "a failover is another request of the minute",
         KEYS,
-        "elsif p_attempt[i] = 1 and v_requests < 1 then",
-        "elsif v_requests < 1 then",
+        "elsif v_held and p_attempt[i] = 1 and v_requests < 1 then",
+        "elsif v_held and v_requests < 1 then",
         _stores("requests_of_a_minute_are_counted_once_each_and_what_is_refused_takes_none"),
     ),
     _m(
@@ -1636,6 +1631,106 @@ _KEYS: Final = [
         "if one[0].reason not in _HELD_BACK or self._can_pay(one[1])]",
         "if one]",
         _limits("where_only_a_route_that_is_too_dear_is_up_no_cooldown_is_waited_for"),
+    ),
+    _m(
+        37,
+        "what a session has used is read without a lock",
+        KEYS,
+        "where o.key_id = s.key_id and o.session_id = s.session for update;",
+        "where o.key_id = s.key_id and o.session_id = s.session;",
+        _sessions("two_groups_cannot_pass_the_budget_of_one_session_together"),
+    ),
+    _m(
+        37,
+        "a session with a budget goes the usual way",
+        ACQUIRE,
+        "        v_usual := v_usual and not v_budgeted;\n",
+        "",
+        _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups"),
+    ),
+    _m(
+        37,
+        "what a session has reserved does not count",
+        KEYS,
+        "(select coalesce(sum(q.reserved_usd), 0) as reserved\n",
+        "(select coalesce(sum(0 * q.reserved_usd), 0) as reserved\n",
+        _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups")
+        + _sessions("two_groups_cannot_pass_the_budget_of_one_session_together"),
+    ),
+    _m(
+        37,
+        "what goes the usual way reserves nothing of its session",
+        ACQUIRE,
+        "               e.session, e.bound, g.generation, v_now - v_ahead, v_day,\n",
+        "               null, null, g.generation, v_now - v_ahead, v_day,\n",
+        _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups"),
+    ),
+    _m(
+        37,
+        "a session is that of any key",
+        KEYS,
+        "where q.key_id = p_key and q.session_id = p_session)",
+        "where q.session_id = p_session)",
+        _sessions("a_session_belongs_to_its_key"),
+    ),
+    _m(
+        37,
+        "the bound of an unknown attempt does not count in its session",
+        KEYS,
+        "coalesce(sum(o.unknown_upper_bound_usd), 0) as unknown\n              from control.counter o",
+        "0::numeric as unknown\n              from control.counter o",
+        _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups"),
+    ),
+    _m(
+        37,
+        "elements of one batch do not see what each other reserve of their session",
+        KEYS,
+        "                s_reserved[m] := s_reserved[m] + v_wanted;\n",
+        "                null;\n",
+        _stores("elements_of_one_batch_share_what_their_session_has_left"),
+    ),
+    _m(
+        37,
+        "what its session refuses is a request of its key all the same",
+        KEYS,
+        "            elsif b.name is not null then\n"
+        "                verdict := 'budget_reserved';\n"
+        "            end if;\n",
+        "            elsif b.name is not null then\n                verdict := 'budget_reserved';\n"
+        "                v_debits := v_debits || p_debit[i];\n            end if;\n",
+        _stores("elements_of_one_batch_share_what_their_session_has_left"),
+    ),
+    _m(
+        37,
+        "a session with a budget is served what nobody can bound",
+        KEYS,
+        "elsif m is not null and p_bound[i] is null then",
+        "elsif false then",
+        _stores("a_session_with_a_budget_is_served_only_what_has_a_bound"),
+    ),
+    _m(
+        37,
+        "a key raises what its session may cost",
+        KEYS,
+        "if p_usd > v_most and (p_own or not p_raises)",
+        "if p_usd > v_most and not p_own and not p_raises",
+        _stores("a_key_can_only_lower_what_its_session_may_cost_and_an_administrator_sets_it"),
+    ),
+    _m(
+        37,
+        "an administrator cannot raise what a session may cost",
+        KEYS,
+        "v_most := least(s_own[m], coalesce(s_set[m], case when v_held then k.budget_session_usd end));",
+        "v_most := least(s_own[m], s_set[m], case when v_held then k.budget_session_usd end);",
+        _stores("a_key_can_only_lower_what_its_session_may_cost_and_an_administrator_sets_it"),
+    ),
+    _m(
+        37,
+        "core: what a session has reserved does not count",
+        CORE_KEYS,
+        "            reserved=sum((t.reserved for t in at_work if t.reserved is not None), _ZERO),\n",
+        "            reserved=_ZERO * len(list(at_work)),\n",
+        _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups", on="memory"),
     ),
     _m(
         37,

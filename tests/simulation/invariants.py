@@ -8,6 +8,9 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
+
+import msgspec
 
 from admission.breaker import BreakerState
 from admission.clock import SECOND
@@ -29,6 +32,12 @@ _ENDINGS = {
 }
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """What the record of a settlement says of money."""
+
+    usd: Decimal = Decimal(0)
+
+
 class Watch:
     """Told of every event that a database applies. Counts what it has seen, and raises `Violation`."""
 
@@ -39,6 +48,10 @@ class Watch:
         self.seen: Counter[str] = Counter()
         self.steps = 0
         self.settlements: Counter[uuid.UUID] = Counter()
+        #: What each attempt that had its end has cost, or can have.
+        self.costs: dict[uuid.UUID, Decimal] = {}
+        #: By ticket, of those that have a session: key and name, and the most that it can cost.
+        self._of_sessions: dict[uuid.UUID, tuple[tuple[uuid.UUID, str], Decimal]] = {}
         self._last = 0
 
     def __call__(self, before: State, event: Event, after: State, answers: Answers, now: int) -> None:
@@ -49,7 +62,8 @@ class Watch:
         for row in answers.tickets:
             self.seen[f"answer {row.answer}"] += 1
         granted = self._tickets(before, event, after, now)
-        self._attempts(before, after)
+        self._attempts(before, event, after)
+        self._sessions(before, after)
         self._groups(before, event, after, granted, now)
         self._answers(event, after, answers)
 
@@ -118,15 +132,47 @@ class Watch:
         if self._runs(ticket.ticket_id):
             raise Violation(f"a slot came free by {type(event).__name__} while the provider still works on it")
 
-    def _attempts(self, before: State, after: State) -> None:
+    def _attempts(self, before: State, event: Event, after: State) -> None:
         if before.attempts is after.attempts:
             return
+        told = {e.settlement.lease.ticket_id: e.settlement for e in event.elements} if isinstance(event, Settle) else {}
         for ticket_id, attempt in after.attempts.items():
             was = before.attempts.get(ticket_id)
             if was is not attempt:
                 self._settled(ticket_id, was, attempt)
+                _, bound = self._of_sessions.get(ticket_id, (None, Decimal(0)))
+                record = b"{}" if ticket_id not in told else told[ticket_id].record
+                charged = msgspec.json.decode(record, type=_Told).usd
+                self.costs[ticket_id] = {"charged": charged, "zero": Decimal(0), "unknown": bound}[attempt.state]
         if len(after.attempts) < len(before.attempts):
             raise Violation("an attempt's end was forgotten")
+
+    def _sessions(self, before: State, after: State) -> None:
+        """What a session has cost, can have cost and can still cost is within its budget whenever something begins."""
+        if before.tickets is after.tickets:
+            return
+        begun = set()
+        for ticket_id, ticket in after.tickets.items():
+            if ticket_id not in before.tickets and ticket.session is not None:
+                bound = ticket.reserved or Decimal(0)
+                self._of_sessions[ticket_id] = ((ticket.key_id, ticket.session), bound)
+                if bound:
+                    begun.add((ticket.key_id, ticket.session))
+        for session in begun:
+            said = after.session_budgets.get(session)
+            limited = after.limited.get(session[0])
+            of_key = None if limited is None else limited.limits.budget_session_usd
+            given = of_key if said is None or said.given is None else said.given
+            bounds = [usd for usd in (given, None if said is None else said.own) if usd is not None]
+            known = [
+                (ticket_id, bound)
+                for ticket_id, (of, bound) in self._of_sessions.items()
+                if of == session and (ticket_id in self.costs or ticket_id in after.tickets)
+            ]
+            most = sum((self.costs.get(ticket_id, bound) for ticket_id, bound in known), Decimal(0))
+            self.seen["begun in a session with a budget"] += bool(bounds)
+            if bounds and most > min(bounds):
+                raise Violation(f"a session can cost {most} where it may cost {min(bounds)}")
 
     def _settled(self, ticket_id: uuid.UUID, was: Attempt | None, attempt: Attempt) -> None:
         old = None if was is None else was.state

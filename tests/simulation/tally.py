@@ -37,6 +37,7 @@ class Tally(msgspec.Struct):
         return {
             "over-admissions": self.count("over-admission", "at a limit of", "came free", "a grant ", "probes"),
             "double settlements": self.count("settled again"),
+            "budgets passed": self.count("a session can cost"),
             "lost settlements": self.count("lost settlement", "without a settlement"),
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import msgspec
@@ -12,9 +13,10 @@ import pytest
 from admission import memory
 from admission.controller import Controller
 from admission.core import acquire, confirm, grants, reconcile
+from admission.core.keys import Sessions
 from admission.core.occupancy import Occupancy
 from admission.core.work import Work
-from admission.state import Acquire, AttemptState, Ticket, initial
+from admission.state import Acquire, AttemptState, Charge, Ticket, initial
 from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
 
@@ -61,7 +63,7 @@ def _a_lost_attempt_is_not_settled(patch: pytest.MonkeyPatch) -> None:
 
 
 def _an_unknown_end_is_corrected_again_and_again(patch: pytest.MonkeyPatch) -> None:
-    def correct(work: Work, ticket_id: uuid.UUID, state: AttemptState) -> bool:
+    def correct(work: Work, ticket_id: uuid.UUID, state: AttemptState, _: Charge) -> bool:
         was = work.attempts.view.get(ticket_id)
         if was is not None:
             work.attempts.put(ticket_id, msgspec.structs.replace(was, state=state))
@@ -126,6 +128,17 @@ def _a_grant_is_confirmed_whatever_came_since(patch: pytest.MonkeyPatch) -> None
     patch.setattr(confirm, "_confirmed", confirmed)
 
 
+def _a_session_reserves_nothing(patch: pytest.MonkeyPatch) -> None:
+    looked_up = Sessions._looked_up
+
+    def unreserved(sessions: Sessions, *name: Any) -> Any:
+        money = looked_up(sessions, *name)
+        money.reserved = Decimal(0)
+        return money
+
+    patch.setattr(Sessions, "_looked_up", unreserved)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -142,6 +155,7 @@ def _a_grant_is_confirmed_whatever_came_since(patch: pytest.MonkeyPatch) -> None
         _an_unconfirmed_grant_lasts_for_ever,
         _a_lease_is_used_however_old,
         _a_grant_is_confirmed_whatever_came_since,
+        _a_session_reserves_nothing,
     ],
 )
 def test_a_planted_bug_is_noticed(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):

@@ -16,6 +16,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from decimal import Decimal
 from typing import Any, Literal
 
 import msgspec
@@ -25,8 +26,8 @@ from admission.contract import StoreUnavailable
 from admission.controller import Controller, not_dispatched
 from admission.lease import Class, Demand, Ending, Fence, Lease, Refusal, Settlement, Verdict
 from admission.memory import Fault, MemoryDatabase, MemoryStore
-from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
-from admission.state import Answers, Close, Configure, Event, State
+from admission.settings import AdmissionSettings, GroupSettings, KeyLimits, ModelLimits
+from admission.state import Answers, Close, Configure, Event, LimitKey, LimitSession, State
 from tests.simulation.invariants import Violation, Watch
 from tests.simulation.virtual import PROCESS, VirtualLoop
 
@@ -57,6 +58,7 @@ SOMETIMES = (
     "fault group merged or split",
     "answer moved",
     "fault store put back",
+    "fault session's budget changed",
     "answer granted",
     "answer notify",
     "answer queued",
@@ -70,6 +72,10 @@ SOMETIMES = (
     "answer provider_unavailable",
     "answer too_large",
     "answer store_closed",
+    "answer budget_exceeded",
+    "answer budget_reserved",
+    "answer cost_not_bounded",
+    "begun in a session with a budget",
     "queued becomes granted",
     "queued becomes active",
     "granted becomes active",
@@ -215,6 +221,9 @@ class World:
         self.told: dict[uuid.UUID, str] = {}
         self.forgotten: set[uuid.UUID] = set()
         self.earlier: State | None = None
+        self.earlier_costs: dict[uuid.UUID, Decimal] = {}
+        #: The key has a budget for each of its sessions, and is known to.
+        self.key_limited = rng.random() < 0.3
 
     def _applied(self, before: State, event: Event, after: State, answers: Answers, now: int) -> None:
         try:
@@ -227,6 +236,8 @@ class World:
 
     async def schedule(self) -> None:
         rng = self.random
+        if self.key_limited:
+            self.database.apply(LimitKey(KEY, KeyLimits(budget_session_usd=Decimal(4))))
         for _ in range(rng.randint(2, 4)):
             self._start()
         chaos = self.loop.create_task(self._chaos())
@@ -294,11 +305,12 @@ class World:
             self._merge,
             self._listen_lost,
             self._put_back,
+            self._budget,
         )
         while True:
             await asyncio.sleep(rng.expovariate(0.6))
             if rng.random() < 0.3:
-                self.earlier = self.database.state
+                self.earlier, self.earlier_costs = self.database.state, dict(self.watch.costs)
             rng.choice(faults)()
 
     def _outage(self) -> None:
@@ -364,7 +376,15 @@ class World:
         self.earlier = None
         self.provider.exempt(self.forgotten)
         self.watch.settlements.clear()
+        self.watch.costs = self.earlier_costs
         self.database.apply(Close(round(self.settings.longest_hold_s * 1000)))
+
+    def _budget(self) -> None:
+        rng = self.random
+        self.seen["fault session's budget changed"] += 1
+        usd = rng.choice((None, Decimal(0), Decimal("1.5"), Decimal(3), Decimal(6)))
+        session = rng.choice("st")
+        self.database.apply(LimitSession(key_id=KEY, session_id=session, usd=usd, own=rng.random() < 0.5, raises=True))
 
     # ---------------------------------------------------------------- processes
 
@@ -426,6 +446,8 @@ class World:
             number = self.fences[run] + rng.randint(-2, 1)
             self.fences[run] = max(self.fences[run], number)
             fence = Fence(scope_id="s", run_id=run, number=number)
+        session = rng.choice((None, "s", "t"))
+        most = None if session is None else rng.choice((Decimal("0.5"), Decimal("0.5"), Decimal("0.2"), None))
         return Demand(
             ticket_id=self._id(),
             group=(group := GROUP if rng.random() < 0.85 else SMALL),
@@ -433,6 +455,9 @@ class World:
             model=rng.choice(("m", "m", "n", "small")),
             credential=rng.choice("cccd"),
             tokens=rng.choice((0, 10, 100, 100, 5000) if rng.random() < 0.2 else (0, 50)),
+            reserved_usd=(most or Decimal(0)) if self.key_limited else None,
+            session_id=session,
+            most_usd=most,
             fence=fence,
             klass=rng.choice((Class.INTERACTIVE, Class.INTERACTIVE, Class.BATCH)),
             key_id=KEY,
@@ -471,7 +496,7 @@ class World:
         if self.provider.works_on(lease.ticket_id):
             settlement = self._uncertain(demand, lease)
         else:
-            settlement = self._ended(lease)
+            settlement = self._ended(demand, lease)
             if settlement.verdict in (Verdict.TRANSIENT, Verdict.RATE_LIMITED):
                 again = msgspec.structs.replace(
                     demand, ticket_id=self._id(), attempt=demand.attempt + 1, place=lease.number
@@ -485,7 +510,7 @@ class World:
             await self._settle(one, settlement)
         if settlement.ending is Ending.UNCERTAIN and rng.random() < 0.3:
             await asyncio.sleep(self.provider.left_s(lease.ticket_id))
-            await self._settle(one, self._ended(lease))
+            await self._settle(one, self._ended(demand, lease))
         return again
 
     def _dispatch(self, lease: Lease, works_s: float) -> None:
@@ -518,8 +543,9 @@ class World:
             record=b"{}",
         )
 
-    def _ended(self, lease: Lease) -> Settlement:
+    def _ended(self, demand: Demand, lease: Lease) -> Settlement:
         rng = self.random
+        usd = (demand.most_usd or Decimal(0)) * rng.randint(0, 4) / 4
         verdict = rng.choice(
             (
                 Verdict.ANSWERED,
@@ -542,7 +568,7 @@ class World:
             account_wide=rng.random() < 0.3,
             used_tokens=rng.choice((None, 10, 200)),
             state=rng.choice(("charged", "zero")),
-            record=b"{}",
+            record=msgspec.json.encode({"usd": usd}),
         )
 
 

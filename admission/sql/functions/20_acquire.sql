@@ -1,14 +1,15 @@
 -- acquire_v2: judge these tickets, grant in ticket order what fits, enqueue the rest. One short transaction.
 --
 -- Arrays run in parallel, one element a ticket; all may be empty, which only advances the queue. `p_reserved` is null where
--- the ticket's key has no limits: then they are not looked for, which is told of none by an empty array. Lock and count are
+-- the ticket's key has no limits: then they are not looked for, which is told of none by an empty array. So it is with
+-- `p_session`; with a session, `p_bound` is the most that the attempt can cost, null where nobody knows. Lock and count are
 -- separate statements: a single statement would take its snapshot before it has waited for the lock, and over-admit.
 --
 -- Answers a row for each element and for each ticket of this owner that was granted here:
 --   granted | queued
 --   ended | duplicate_debit | lapsed | owner_fence | deadline_exceeded | provider_unavailable | too_large | cooldown |
---   queue_full | store_closed | key_limit | budget_exceeded | budget_reserved (`key_limit` says which of its key's limits)
---   | moved (its endpoint belongs to the group that is answered)
+--   queue_full | store_closed | key_limit | budget_exceeded | budget_reserved | cost_not_bounded (`key_limit` says which of
+--   its key's limits) | moved (its endpoint belongs to the group that is answered)
 -- or, where all of these elements are granted as they come, the one row "all": the `number` of each whose place is not
 -- lower, and the rest each has of its own is what was asked for.
 -- And the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
@@ -18,7 +19,7 @@
 drop function if exists control.acquire_v2(
     text, uuid, integer, bigint, text, uuid[], text[], smallint[], text[], text[], uuid[], text[], integer[], bigint[],
     bigint[], bigint[], bigint[], bigint[], bigint[], boolean[], text[], text[], text[], bigint[], timestamptz, bigint,
-    bigint, bigint);
+    bigint, bigint, numeric[]);
 
 create or replace function control.acquire_v2(
     p_group text, p_owner uuid, p_grant_ttl_ms integer, p_hold_ms bigint, p_zone text,
@@ -26,7 +27,7 @@ create or replace function control.acquire_v2(
     p_debit text[], p_attempt integer[], p_tokens bigint[], p_place bigint[], p_execution_ms bigint[],
     p_isolation_ms bigint[], p_queue_ms bigint[], p_caller_ms bigint[], p_waits boolean[], p_intent text[],
     p_scope text[], p_run text[], p_fence bigint[], p_clock timestamptz, p_steps bigint, p_elapsed_ms bigint, p_forward_ms bigint,
-    p_reserved numeric[] default '{}'
+    p_reserved numeric[] default '{}', p_session text[] default '{}', p_bound numeric[] default '{}'
 ) returns table (
     ticket_id uuid, answer text, owner_id uuid, group_id text, number bigint, generation bigint, probe boolean,
     judged boolean, granted_at timestamptz, day date, remaining_ms bigint, ahead integer, wait_reason text,
@@ -78,6 +79,7 @@ declare
     v_place boolean;
     v_unheard_of boolean;
     v_usual boolean;
+    v_budgeted boolean := false;
     v_counted boolean := false;
     -- Granted to others and not confirmed: they may come back into the queue.
     v_back integer;
@@ -153,7 +155,8 @@ begin
         return query select * from control.acquire_v2(
             p_group, p_owner, p_grant_ttl_ms, p_hold_ms, p_zone, p_ticket, p_endpoint, p_class, p_model, p_credential, p_key,
             p_debit, p_attempt, p_tokens, p_place, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_waits,
-            p_intent, p_scope, p_run, p_fence, p_clock, p_steps, p_elapsed_ms, p_forward_ms, p_reserved);
+            p_intent, p_scope, p_run, p_fence, p_clock, p_steps, p_elapsed_ms, p_forward_ms, p_reserved, p_session,
+            p_bound);
         return;
     end if;
     if v_stale then
@@ -185,21 +188,28 @@ begin
         v_usual := not exists (select from control.allowance a
                                 where a.group_id = p_group and (a.model = '' or a.model = any (p_model)));
     end if;
+    if cardinality(p_session) > 0 then
+        v_budgeted := exists (
+            select from unnest(p_key, p_session) as e (key_id, session)
+             where (select 1 from control.session_budget b
+                     where b.key_id = e.key_id and b.session_id = e.session) is not null);
+        v_usual := v_usual and not v_budgeted;
+    end if;
     if v_usual then
         insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id, key_id,
                                     debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
-                                    queued_at, queue_deadline, caller_deadline, intent, generation, granted_at, day,
-                                    hard_deadline)
+                                    queued_at, queue_deadline, caller_deadline, intent, session_id, reserved_usd,
+                                    generation, granted_at, day, hard_deadline)
         select e.ticket_id, p_group, e.endpoint,
                case when e.place < g.next_number then e.place else g.next_number - 1 end, 0, e.model, e.credential,
                p_owner, e.key_id, e.debit_id, e.attempt, e.tokens, 'active', e.waits, e.execution_ms * interval '1 ms',
                e.isolation_ms * interval '1 ms', v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,
-               g.generation, v_now - v_ahead, v_day,
+               e.session, e.bound, g.generation, v_now - v_ahead, v_day,
                v_now + least(e.execution_ms, e.caller_ms + e.isolation_ms) * interval '1 ms'
           from unnest(p_ticket, p_endpoint, p_place, p_model, p_credential, p_key, p_debit, p_attempt, p_tokens,
-                      p_waits, p_execution_ms, p_isolation_ms, p_caller_ms, p_intent)
+                      p_waits, p_execution_ms, p_isolation_ms, p_caller_ms, p_intent, p_session, p_bound)
                with ordinality as e (ticket_id, endpoint, place, model, credential, key_id, debit_id, attempt, tokens,
-                                     waits, execution_ms, isolation_ms, caller_ms, intent, n)
+                                     waits, execution_ms, isolation_ms, caller_ms, intent, session, bound, n)
         on conflict do nothing;
         get diagnostics v_found = row_count;
         if v_found = n then
@@ -342,10 +352,10 @@ begin
                                 end as out offset 0) f
               ) e
           ) j;
-        if num_nonnulls(variadic p_reserved) > 0 then
+        if num_nonnulls(variadic p_reserved) > 0 or v_budgeted then
             v_key_limit := array_fill(null::text, array[n]);
-            for held in select * from control.hold_to_limits_v1(
-                p_key, p_debit, p_attempt, p_tokens, p_reserved, v_verdict, p_zone, v_now, v_ahead)
+            for held in select * from control.hold_to_limits_v2(
+                p_key, p_debit, p_attempt, p_tokens, p_reserved, p_session, p_bound, v_verdict, p_zone, v_now, v_ahead)
             loop
                 v_verdict[held.n] := held.verdict;
                 v_wait[held.n] := held.wait_ms;
@@ -543,12 +553,13 @@ begin
         insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id, key_id,
                                     debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
                                     queued_at, queue_deadline, caller_deadline, intent, scope_id, run_id, fence,
-                                    reserved_usd, generation, granted_at, day, hard_deadline)
+                                    session_id, reserved_usd, generation, granted_at, day, hard_deadline)
         select e.ticket_id, p_group, e.endpoint, e.number, e.class, e.model, e.credential, p_owner, e.key_id,
                e.debit_id, e.attempt, e.tokens, e.state, e.waits, e.execution_ms * interval '1 ms',
                e.isolation_ms * interval '1 ms', v_now,
                v_now + least(e.queue_ms, coalesce(e.caller_ms, e.queue_ms)) * interval '1 ms',
-               v_now + e.caller_ms * interval '1 ms', e.intent, e.scope, e.run, e.fence, e.reserved,
+               v_now + e.caller_ms * interval '1 ms', e.intent, e.scope, e.run, e.fence,
+               e.session, coalesce(e.reserved, e.bound),
                case e.state when 'active' then g.generation end,
                case e.state when 'active' then v_now - v_ahead end,
                case e.state when 'active' then v_day end,
@@ -556,9 +567,10 @@ begin
                     then v_now + least(e.execution_ms, e.caller_ms + e.isolation_ms) * interval '1 ms' end
           from unnest(p_ticket, p_endpoint, v_number, p_class, p_model, p_credential, p_key, p_debit, p_attempt,
                       p_tokens, v_state, p_waits, p_execution_ms, p_isolation_ms, p_queue_ms, p_caller_ms, p_intent,
-                      p_scope, p_run, p_fence, p_reserved)
+                      p_scope, p_run, p_fence, p_reserved, p_session, p_bound)
                as e (ticket_id, endpoint, number, class, model, credential, key_id, debit_id, attempt, tokens, state,
-                     waits, execution_ms, isolation_ms, queue_ms, caller_ms, intent, scope, run, fence, reserved)
+                     waits, execution_ms, isolation_ms, queue_ms, caller_ms, intent, scope, run, fence, reserved, session,
+                     bound)
          where e.state is not null
         on conflict do nothing;
         get diagnostics v_found = row_count;
