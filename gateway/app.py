@@ -57,11 +57,13 @@ from gateway.rest import message_batches as rest_message_batches
 from gateway.rest import models as rest_models
 from gateway.rest import operators, usage_resolve
 from gateway.rest import responses as rest_responses
+from gateway.rest import sessions as rest_sessions
 from gateway.rest import usage as rest_usage
 from gateway.rest.body import unique_members
 from gateway.rest.fields import BY_NAME, options_from_json
 from gateway.router import Router
 from gateway.rpc import server as rpc
+from gateway.sessions import Sessions
 from gateway.settling import Replay, Settling
 from gateway.standing import Standing
 from gateway.upkeep import Upkeep
@@ -339,6 +341,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     *rest_content.routes(captures=captures),
                     *usage_resolve.routes(resolver=reading),
                     *rest_invocations.routes(reader=invocations),
+                    *rest_sessions.routes(sessions=Sessions(control)),
                     *rest_jobs.routes(
                         store=job_store,
                         intake=intake,

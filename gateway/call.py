@@ -67,6 +67,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     limited: bool = False
     #: Of money among them: what nobody can bound is not dispatched for it.
     budgeted: bool = False
+    #: So it is for each of its sessions.
+    budgets_sessions: bool = False
     #: On each of its calls; of two tags with one name, this is the one that counts.
     tags: dict[str, str] = {}
 
@@ -131,6 +133,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingRequest | None = None
     #: Only the tokens of the chat are asked for. That costs nothing.
     counts: bool = False
+
+    @property
+    def budgeted(self) -> bool:
+        """A budget of its key is known to hold for it: what nobody can bound is not dispatched."""
+        return self.caller.budgeted or (self.caller.budgets_sessions and self.options.session_id is not None)
 
     @property
     def policy(self) -> Policy:

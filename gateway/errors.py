@@ -237,6 +237,7 @@ class AttemptedError(GatewayError):
         retry_after_s: float | None = None,
         groups: tuple[str, ...] = (),
         cause: str | None = None,
+        limit: str | None = None,
     ) -> None:
         super().__init__(message, code=code, param=param, retry_after_s=retry_after_s)
         self.outcome = outcome
@@ -244,6 +245,8 @@ class AttemptedError(GatewayError):
         self.groups = groups
         #: What the code leaves open: a word of `gateway.standing.Cause`.
         self.cause = cause
+        #: The limit of the key that is in the way, by its name.
+        self.limit = limit
 
     @property
     @override

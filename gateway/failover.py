@@ -66,7 +66,8 @@ class Run:
         self.reports: list[AttemptReport] = []
         #: Of a route that was asked for again, the last.
         self.refusals: list[tuple[Refusal, Route | None]] = []
-        #: By `route_id`, the most that an attempt there may cost in USD, as admission was told. Of keys with limits.
+        #: By `route_id`, the most that an attempt there may cost in USD, as admission was told. Of keys with
+        #: limits, and of what is in a session.
         self.most_usd: dict[str, Decimal] = {}
         #: The groups whose attempts failed, in order.
         self.failed_in: list[str] = []
@@ -302,6 +303,7 @@ class Run:
             outcome=self.outcome("failed"),
             groups=self._groups() if code in _OF_THE_KEY else self._groups(refusal.group),
             cause=cause,
+            limit=None if refusal.key_limit is None else refusal.key_limit.name,
         )
 
     def _groups(self, *first: str) -> tuple[str, ...]:
@@ -311,7 +313,7 @@ class Run:
 
     @property
     def _for_money(self) -> Sequence[tuple[Refusal, Route | None]]:
-        """The refusals of routes that are up, by a budget of the key."""
+        """The refusals of routes that are up, by a budget of the key or the session."""
         return [one for one in self.refusals if _code_of(one[0]) in _OF_MONEY]
 
     def _can_pay(self, route: Route | None) -> bool:
@@ -527,12 +529,12 @@ _SAME_EVERYWHERE: Final = frozenset(
     }
 )
 #: Not a group has no room, but the caller's key.
-_OF_THE_KEY: Final = frozenset({Code.KEY_LIMIT, Code.BUDGET_EXCEEDED, Code.BUDGET_RESERVED})
+_OF_THE_KEY: Final = frozenset({Code.KEY_LIMIT, Code.BUDGET_EXCEEDED, Code.BUDGET_RESERVED, Code.NO_ROUTE})
 _OF_MONEY: Final = frozenset({Code.BUDGET_EXCEEDED, Code.BUDGET_RESERVED})
 #: Given before the key's budget is looked at.
 _HELD_BACK: Final = frozenset({RefusalReason.COOLDOWN, RefusalReason.UNAVAILABLE})
 #: Asking again as it is cannot help.
-_FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT})
+_FOR_EVER: Final = frozenset({Code.TOO_LARGE, Code.OWNER_FENCE, Code.DUPLICATE_DEBIT, Code.NO_ROUTE})
 
 
 def _code_of(refusal: Refusal) -> Code:
@@ -542,5 +544,7 @@ def _code_of(refusal: Refusal) -> Code:
             return Code.INTERNAL
         case RefusalReason.STORE_CLOSED:
             return Code.CONTROL_STORE_UNAVAILABLE
+        case RefusalReason.NOT_BOUNDED:
+            return Code.NO_ROUTE
         case reason:
             return Code(reason.value)

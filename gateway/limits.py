@@ -1,5 +1,5 @@
 """
-What a caller is told whose key has a limit in the way.
+What a caller is told whose key, or whose session, has a limit in the way.
 
 Admission says which limit it is and what has been used of it; here are the words. They name no other key, and no price.
 """
@@ -16,9 +16,16 @@ _RATES: Final = {
     "tokens_per_minute": "uses as many tokens a minute as it may",
 }
 _PERIODS: Final = {
-    "budget_day_usd": ("budget of the day", "The budget starts anew at midnight in the gateway's zone."),
-    "budget_month_usd": ("budget of the month", "The budget starts anew with the next month, in the gateway's zone."),
-    "budget_total_usd": ("total budget", "It does not start anew: an operator has to raise it."),
+    "budget_day_usd": (
+        "budget of the day of this API key",
+        "The budget starts anew at midnight in the gateway's zone.",
+    ),
+    "budget_month_usd": (
+        "budget of the month of this API key",
+        "The budget starts anew with the next month, in the gateway's zone.",
+    ),
+    "budget_total_usd": ("total budget of this API key", "It does not start anew: an operator has to raise it."),
+    "budget_session_usd": ("budget of this session", "It does not start anew: raise it, or begin another session."),
 }
 
 
@@ -27,6 +34,11 @@ def told(refusal: Refusal) -> str | None:
     limit = refusal.key_limit
     if limit is None:
         return None
+    if refusal.reason is RefusalReason.NOT_BOUNDED:
+        return (
+            "this session has a budget, and nobody knows the most that the request can cost (cost_not_bounded): "
+            "ask for a model whose price is known, and limit the answer"
+        )
     if refusal.reason is RefusalReason.TOO_LARGE:
         return f"the request may use more tokens than this API key may in a minute (tokens_per_minute: {limit.most})"
     if limit.name == "concurrency":
@@ -48,5 +60,5 @@ def _budget(limit: KeyLimit, *, over: bool) -> str:
         f"{decimal_string(limit.wanted)}"
     )
     if over:
-        return f"the {which} of this API key does not suffice ({used}). {anew}"
-    return f"what is left of the {which} of this API key is reserved ({used}). When those have ended, more may be left."
+        return f"the {which} does not suffice ({used}). {anew}"
+    return f"what is left of the {which} is reserved ({used}). When those have ended, more may be left."

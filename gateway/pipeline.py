@@ -170,9 +170,12 @@ class Pipeline:
         patience = provider.queue_timeout_s
         if not last and call.options.spill_after_s is not None:
             patience = min(patience, call.options.spill_after_s)
-        reserved_usd = (self._billing.most(call, route) or Decimal(0)) if call.caller.limited else None
-        if reserved_usd is not None:
-            run.most_usd[route.route_id] = reserved_usd
+        session_id = call.options.session_id
+        held = call.caller.limited or session_id is not None
+        most_usd = self._billing.most(call, route) if held else None
+        reserved_usd = (most_usd or Decimal(0)) if call.caller.limited else None
+        if held:
+            run.most_usd[route.route_id] = most_usd or Decimal(0)
         lapsed = False
         while True:
             self._journal_holds(run)
@@ -188,6 +191,9 @@ class Pipeline:
                     if provider.tokens_per_minute or call.caller.limited
                     else 0,
                     reserved_usd=reserved_usd,
+                    session_id=session_id,
+                    # Whether the session has a budget is the store's to know.
+                    most_usd=most_usd if session_id is not None else None,
                     place=run.places.get(provider.group),
                     fence=run.fence,
                     klass=call.options.klass,

@@ -387,7 +387,7 @@ class Router:
                 return f"capability: {', '.join(sorted(lacks))}"
         if provider.require_pricing and (lacks_price := self._costs.unpriced(call, route)) is not None:
             return f"{_UNPRICED}: {lacks_price}"
-        if call.caller.budgeted and self._costs.most(call, route) is None:
+        if call.budgeted and self._costs.most(call, route) is None:
             return f"{_NOT_BOUNDED}: {self._costs.unbounded(call, route)}"
         limit = lowest(*(policy.max_cost_usd for _, policy in policies))
         if limit is not None:

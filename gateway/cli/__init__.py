@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "keys": ("gateway.cli.keys", "Create, list and revoke API keys."),
     "jobs": ("gateway.cli.jobs", "Submit work as JSONL; follow it; fetch results."),
     "groups": ("gateway.cli.groups", "Who occupies capacity, who waits and why."),
+    "sessions": ("gateway.cli.sessions", "What a session has used, and what it may cost."),
     "usage": ("gateway.cli.usage", "Tokens and cost by session, day and in total."),
     "prices": ("gateway.cli.prices", "What models cost, which have no price, and a newer list of prices."),
     "invocations": ("gateway.cli.invocations", "What each attempt used, cost and took; as CSV and JSONL, too."),

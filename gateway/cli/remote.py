@@ -130,6 +130,11 @@ class Remote:
         response = self._send("POST", path, content=content, headers={"content-type": media_type, **headers})
         return decode(response.content)
 
+    def put(self, path: str, content: bytes, **query: str | None) -> Any:
+        params = {name: value for name, value in query.items() if value is not None}
+        response = self._send("PUT", path, content=content, params=params, headers={"content-type": "application/json"})
+        return decode(response.content)
+
     def lines(self, path: str, **query: str | int | Sequence[str] | None) -> Iterator[bytes]:
         """The lines of an answer, as they arrive."""
         rest = b""

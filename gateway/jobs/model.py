@@ -270,6 +270,9 @@ _SERVER_FAULT = 500
 _PASSING = frozenset({"transient", "network"})
 
 
+#: The limit of a key that is for each of its sessions apart.
+_OF_A_SESSION = "budget_session_usd"
+
 #: What no group has to do with.
 _OF_NO_GROUP = frozenset({Wait.STORE_UNAVAILABLE, Wait.KEY_LIMIT, Wait.BUDGET_RESERVED})
 
@@ -300,6 +303,9 @@ def after_error(error: GatewayError, job: Claimed, *, sent: bool, settings: Jobs
         case Code.QUEUE_FULL if not sent:
             # It keeps its place: what is full for one is full for those behind it.
             return GiveBack(delay_s=0.0, reason=reason, counts=False, hold_s=settings.full_hold_s, groups=groups)
+        case Code.BUDGET_RESERVED if not sent and isinstance(error, AttemptedError) and error.limit == _OF_A_SESSION:
+            # Other sessions of its key have room, and its own has when what it has at work has ended.
+            return GiveBack(delay_s=_refused_delay(error, settings), reason=reason, counts=False)
         case Code.KEY_LIMIT | Code.BUDGET_RESERVED if not sent:
             # The others of its key have no room either, and those of other keys have.
             hold_s = max(settings.full_hold_s, error.retry_after_s or 0.0)

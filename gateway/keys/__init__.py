@@ -531,6 +531,7 @@ def _entry(key: ActiveKey) -> _Entry:
             tags=key.tags,
             limited=limits != NO_LIMITS,
             budgeted=limits.of_money,
+            budgets_sessions=limits.budget_session_usd is not None,
         ),
         rights=Rights(
             scopes=key.scopes,

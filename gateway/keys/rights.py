@@ -38,6 +38,7 @@ class Limits(KeyLimits, frozen=True, kw_only=True, omit_defaults=True, forbid_un
 
     @property
     def of_money(self) -> bool:
+        """For whatever it asks, in a session or not."""
         return (self.budget_day_usd, self.budget_month_usd, self.budget_total_usd) != (None, None, None)
 
 
@@ -163,13 +164,14 @@ def _check_limits(limits: Limits) -> None:
         limit = getattr(limits, name)
         if isinstance(limit, int) and not 1 <= limit <= MOST_AT_ONCE:
             raise InvalidRequest(f"must be from 1 to {MOST_AT_ONCE}", param=f"limits.{name}")
-        if isinstance(limit, Decimal) and not _is_money(limit):
+        if isinstance(limit, Decimal) and not is_money(limit):
             raise InvalidRequest(
                 f"must be from 0 to less than {LIMIT_USD:,} USD, with at most 12 decimals", param=f"limits.{name}"
             )
 
 
-def _is_money(usd: Decimal) -> bool:
+def is_money(usd: Decimal) -> bool:
+    """An amount that a budget may have, in USD."""
     exponent = usd.as_tuple().exponent
     return isinstance(exponent, int) and -12 <= exponent <= 9 and not usd.is_signed() and usd < LIMIT_USD
 

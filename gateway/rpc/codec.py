@@ -57,6 +57,8 @@ from protos.tollbridge.v1 import gateway_pb2 as pb
 
 #: Identifiers end up in index keys and log lines.
 MAX_ID_CHARS: Final = 256
+#: Of a call's metadata, as the header of HTTP.
+SESSION_METADATA: Final = "x-tollbridge-session-id"
 MAX_TAGS: Final = 64
 MAX_PROVIDERS: Final = 64
 MAX_MODELS: Final = 64
@@ -246,6 +248,23 @@ def _options(request: pb.CompletionRequest) -> Options:
         unsupported=_member("unsupported", _UNSUPPORTED, request.unsupported),
         explain=request.explain,
     )
+
+
+def in_session(options: Options, metadata: Iterable[tuple[str, str | bytes]]) -> Options:
+    """
+    With the session that the call's metadata names, as a header does over HTTP: for a proxy that knows no messages.
+
+    Raises InvalidRequest where it is there twice, or the message names another.
+    """
+    given = [value for name, value in metadata if name == SESSION_METADATA]
+    if not given:
+        return options
+    if len(given) > 1 or not isinstance(given[0], str):
+        _refuse(SESSION_METADATA, "given twice" if len(given) > 1 else "is no text")
+    named = _needed(SESSION_METADATA, given[0])
+    if options.session_id not in {None, named}:
+        _refuse(SESSION_METADATA, "the message's session_id is another")
+    return msgspec.structs.replace(options, session_id=named)
 
 
 def _identifier(path: str, value: str) -> str | None:

@@ -118,19 +118,21 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     async def _asked(
         self, request_id: str, request: pb.CompletionRequest | codec.Undecodable, context: Context[_Response]
     ) -> Call:
-        caller = await self._authenticator.authenticate(_bearer(context.invocation_metadata() or ()))
+        metadata = tuple(context.invocation_metadata() or ())
+        caller = await self._authenticator.authenticate(_bearer(metadata))
         if Scope.CHAT not in caller.scopes:
             raise PermissionDenied(f"this API key does not have the scope `{Scope.CHAT}`")
         if isinstance(request, codec.Undecodable):
             raise InvalidRequest("the message is not a tollbridge.v1.CompletionRequest")
         asked = codec.decode_request(request)
+        options = codec.in_session(asked.options, metadata)
         remaining: float | None = context.time_remaining()
         return Call(
             request_id=request_id,
             caller=caller,
             model=asked.model,
             chat=asked.chat,
-            options=asked.options,
+            options=options,
             deadline=None if remaining is None else asyncio.get_running_loop().time() + remaining,
             transport="grpc",
         )

@@ -1053,7 +1053,9 @@ async def test_a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_a
     row = await asked(one, of_session("0.90"))
     assert (row.answer, row.wait_ms) == ("budget_exceeded", None)
     assert row.key_limit is not None
-    assert (row.key_limit.spent, row.key_limit.unknown, row.key_limit.reserved) == (Decimal("0.25"), Decimal("0.50"), 0)
+    assert (row.key_limit.spent, row.key_limit.unknown, row.key_limit.reserved) == (
+        Decimal("0.25"), Decimal("0.50"), Decimal(0)
+    )  # fmt: skip
     third = await one.granted(of_session("0.85"))
     assert await one.answer(of_session("0.01")) == "budget_reserved"
     # What is corrected gives back its bound, and what ends what it did not cost.

@@ -22,7 +22,7 @@ SAID = ("select control.budget_session_v1($1, 's', 1, true, false)", "session_bu
 OF_THE_KEY = ('select control.limit_key_v1($1, \'{"budget_session_usd": "1"}\')', "key_limit")
 
 
-def demand(group: str, key_id: UUID = KEY, **changes: Decimal) -> Demand:
+def demand(group: str, key_id: UUID = KEY, reserved_usd: Decimal | None = None) -> Demand:
     return Demand(
         ticket_id=new_id(),
         group=group,
@@ -36,8 +36,8 @@ def demand(group: str, key_id: UUID = KEY, **changes: Decimal) -> Demand:
         queue_timeout_s=30,
         session_id="s",
         most_usd=Decimal(1),
+        reserved_usd=reserved_usd,
         intent=b'{"session_id":"s","upper_bound_usd":"1"}',
-        **changes,
     )
 
 
@@ -68,9 +68,9 @@ async def test_two_groups_cannot_pass_the_budget_of_one_session_together(
         holding = holder.transaction()
         await holding.start()
         await holder.execute(f"select from control.{table} for update")
-        reserved = {"reserved_usd": Decimal(1)} if limited else {}
+        reserved = Decimal(1) if limited else None
         asked = [
-            asyncio.create_task(store.acquire(group, owner, [(demand(group, **reserved), 0.0)]))
+            asyncio.create_task(store.acquire(group, owner, [(demand(group, reserved_usd=reserved), 0.0)]))
             for store, group in zip(stores, GROUPS, strict=True)
         ]
         waiting = (

@@ -1612,8 +1612,8 @@ _KEYS: Final = [
         37,
         "a failover has the budget that its request had",
         PIPELINE,
-        "(self._billing.most(call, route) or Decimal(0)) if call.caller.limited else None",
-        "(self._billing.most(call, route) or Decimal(0)) if call.caller.limited and not run.reports else None",
+        "(most_usd or Decimal(0)) if call.caller.limited else None",
+        "(most_usd or Decimal(0)) if call.caller.limited and not run.reports else None",
         _limits("a_failover_is_held_against_the_budget_like_any_attempt"),
     ),
     _m(

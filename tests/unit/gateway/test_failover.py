@@ -115,7 +115,21 @@ async def test_a_refusal_has_its_status_and_when_to_come_back_and_was_not_dispat
 
 
 def test_every_reason_of_admission_is_in_the_table_but_those_that_callers_are_told_otherwise():
-    assert set(RefusalReason) - {row[0] for row in TABLE} == {"lapsed", "control_store_closed"}
+    assert set(RefusalReason) - {row[0] for row in TABLE} == {
+        "lapsed", "control_store_closed", "cost_not_bounded"
+    }  # fmt: skip
+
+
+async def test_what_a_session_with_a_budget_is_not_served_is_no_route_and_no_time_helps():
+    limit = KeyLimit(name="budget_session_usd", most=Decimal(5))
+    refused = msgspec.structs.replace(refusal("cost_not_bounded", retry_after_s=12.25), key_limit=limit)
+    error = await told(run(), refused)
+    assert isinstance(error, AdmissionRefused)
+    assert (error.code, error.limit, error.dispatched) == (Code.NO_ROUTE, "budget_session_usd", False)
+    assert "cost_not_bounded" in error.message
+    assert over_rest(error)[0] == 403
+    assert over_rest(error)[2] is None
+    assert over_grpc(error)[0] is grpc.StatusCode.FAILED_PRECONDITION
 
 
 async def test_a_store_that_was_replaced_is_told_apart_from_one_that_does_not_answer():
