@@ -341,6 +341,9 @@ async def the_rest(held: Held) -> None:
     for path in ("/healthz", "/readyz", "/openapi.json", "/v1/groups"):
         assert (await held("GET", path)).status_code == 200
     assert (await held("GET", "/v1/usage", params={"session_id": "held", "day": "2026-01-01"})).json()["session"]
+    session = ("/v1/sessions/{session_id}", {"session_id": "held"})
+    assert (await held("PUT", *session, json={"budget_usd": "5.00"})).status_code == 200
+    assert (await held("GET", *session)).json()["budgets"]["own_usd"] is not None
     path = "/v1/invocations"
     newest = (await held("GET", path, params={"limit": "3", "corrections": "all"})).json()
     assert newest["has_more"]

@@ -36,6 +36,7 @@ class _Told(msgspec.Struct, frozen=True):
     """What the record of a settlement says of money."""
 
     usd: Decimal = Decimal(0)
+    upper_bound_usd: Decimal | None = None
 
 
 class Watch:
@@ -63,7 +64,7 @@ class Watch:
             self.seen[f"answer {row.answer}"] += 1
         granted = self._tickets(before, event, after, now)
         self._attempts(before, event, after)
-        self._sessions(before, after)
+        self._sessions(before, event, after)
         self._groups(before, event, after, granted, now)
         self._answers(event, after, answers)
 
@@ -142,26 +143,35 @@ class Watch:
                 self._settled(ticket_id, was, attempt)
                 _, bound = self._of_sessions.get(ticket_id, (None, Decimal(0)))
                 record = b"{}" if ticket_id not in told else told[ticket_id].record
-                charged = msgspec.json.decode(record, type=_Told).usd
-                self.costs[ticket_id] = {"charged": charged, "zero": Decimal(0), "unknown": bound}[attempt.state]
+                said = msgspec.json.decode(record, type=_Told)
+                self.costs[ticket_id] = {
+                    "charged": said.usd,
+                    "zero": Decimal(0),
+                    "unknown": bound if said.upper_bound_usd is None else said.upper_bound_usd,
+                }[attempt.state]
         if len(after.attempts) < len(before.attempts):
             raise Violation("an attempt's end was forgotten")
 
-    def _sessions(self, before: State, after: State) -> None:
+    def _sessions(self, before: State, event: Event, after: State) -> None:
         """What a session has cost, can have cost and can still cost is within its budget whenever something begins."""
-        if before.tickets is after.tickets:
+        if before.tickets is after.tickets or not isinstance(event, Acquire):
             return
+        # Of a key that the asker takes for one without limits, only what was said of its sessions holds.
+        unheld = {e.demand.ticket_id for e in event.elements if e.demand.reserved_usd is None}
+        of_unheld = set()
         begun = set()
         for ticket_id, ticket in after.tickets.items():
             if ticket_id not in before.tickets and ticket.session is not None:
                 bound = ticket.reserved or Decimal(0)
                 self._of_sessions[ticket_id] = ((ticket.key_id, ticket.session), bound)
+                if ticket_id in unheld:
+                    of_unheld.add((ticket.key_id, ticket.session))
                 if bound:
                     begun.add((ticket.key_id, ticket.session))
         for session in begun:
             said = after.session_budgets.get(session)
             limited = after.limited.get(session[0])
-            of_key = None if limited is None else limited.limits.budget_session_usd
+            of_key = None if limited is None or session in of_unheld else limited.limits.budget_session_usd
             given = of_key if said is None or said.given is None else said.given
             bounds = [usd for usd in (given, None if said is None else said.own) if usd is not None]
             known = [
