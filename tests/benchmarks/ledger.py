@@ -9,6 +9,7 @@ tags as agents have them. A figure is the median of the rounds, a ratio the medi
     python -m tests.benchmarks.ledger                              an hour, 25 GB under TMPDIR
     python -m tests.benchmarks.ledger --rows 100000 --rounds 3     a first look
     python -m tests.benchmarks.ledger --without invocation_run     two databases of one row, one without this index
+    python -m tests.benchmarks.ledger --keep DIRECTORY --drop      who settles while the oldest month is dropped
     python -m tests.benchmarks.ledger --keep DIRECTORY             the databases stay there, and are used again
 """
 
@@ -21,6 +22,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gateway import database
+from metering.retention import Dropped, Retention
 from tests.benchmarks.admission.__main__ import BUSY, keep
 from tests.benchmarks.admission.worker import KEYS, MODEL, REQUESTS_A_SESSION, REQUESTS_A_STEP, Order, only_warnings
 from tests.benchmarks.admission.world import HOT, SERVER, Round, World, opened, second
@@ -277,6 +280,36 @@ async def _sizes(world: World, rows: int, console: Console) -> list[dict[str, ob
     return found
 
 
+async def _drop(world: World, seconds: float, console: Console) -> None:
+    """Settlements with and without a month that goes meanwhile. The directory has a month less afterwards."""
+    order = Order(groups=[HOT], clients=16, warmup_s=1.0, seconds=seconds, varied=True)
+    usual = await world.run(order, 2)
+    async with database.open_pool(world.url, name="drop", size=1) as pool:
+        rows = await pool.fetch(
+            "select relname, reltuples from pg_class where relname ~ '^invocation_\\d{4}_\\d{2}$' order by relname"
+        )
+        oldest = datetime.strptime(rows[0]["relname"], "invocation_%Y_%m").replace(tzinfo=UTC)
+        retention = Retention(pool, keep_days=(datetime.now(UTC) - oldest).days - 32)
+        took: list[float] = []
+
+        async def dropping() -> Dropped:
+            await asyncio.sleep(1.0 + seconds / 2)
+            began = time.monotonic()
+            dropped = await retention.drop()
+            took.append(time.monotonic() - began)
+            return dropped
+
+        during, dropped = await asyncio.gather(world.run(order, 2), dropping())
+    console.print(f"{dropped.month}: {dropped.answer}, about {dropped.had:,} rows, in {took[0] * 1000:,.0f} ms")
+    for name, found in (("without", usual), ("with", during)):
+        ordered = sorted(found.settle_us)
+        console.print(
+            f"{name}: {found.per_s:,.0f} pairs a second, settlements at most {ordered[-1] / 1000:,.1f} ms, "
+            f"99th percentile {ordered[len(ordered) * 99 // 100] / 1000:,.1f}, "
+            f"median {ordered[len(ordered) // 2] / 1000:,.1f}"
+        )
+
+
 async def _run(options: argparse.Namespace, console: Console) -> bool:
     """False where the goal is missed."""
     async with AsyncExitStack() as stack:
@@ -297,6 +330,10 @@ async def _run(options: argparse.Namespace, console: Console) -> bool:
         for world in (one, full):
             await _settle_down(world)
         if options.load_only:
+            return True
+        if options.drop:
+            for _ in range(3):
+                await _drop(full, options.seconds, console)
             return True
         sizes = [] if options.without else await _sizes(full, options.rows, console)
         async with _audited(sides):
@@ -327,6 +364,7 @@ def main() -> None:
     parser.add_argument("--without", metavar="INDEX", help="what an index costs: two databases of one row")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="of the server; it stays, and keeps no numbers")
     parser.add_argument("--load-only", action="store_true", help="with --keep: measure another time")
+    parser.add_argument("--drop", action="store_true", help="drop three months, one after another")
     options = parser.parse_args()
     only_warnings()
     console = Console(width=None if os.isatty(1) else 160)
