@@ -17,7 +17,7 @@ from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 import msgspec
 
 from metering.prices import ANY_TIER, AUTO, STANDARD, KnownPrice, Media, Price
-from metering.usage import COUNTS, NOTHING, Usage
+from metering.usage import NOTHING, Usage
 
 #: Decimals of every stored amount (`numeric(22,12)`): exact for prices per million tokens with up to 6 decimals.
 SCALE = 12
@@ -217,14 +217,16 @@ def upper_bound(
     """
     if price is None or _implausible(usage):
         return None
-    bounds = []
-    for tier in may_serve(price, asked_tier) or (None,):
-        bound = None if tier is None else _tier_bound(tier, limits, usage)
+    most: Decimal | None = None
+    for tier in may_serve(price, asked_tier):
+        bound = _tier_bound(tier, limits, usage)
         if bound is None:
             return None
-        bounds.append(bound)
-    bound = max(bounds).quantize(_QUANTUM, context=_UPWARDS)
-    return bound if bound < LIMIT_USD else None
+        most = bound if most is None else max(most, bound)
+    if most is None:
+        return None
+    most = most.quantize(_QUANTUM, context=_UPWARDS)
+    return most if most < LIMIT_USD else None
 
 
 # ------------------------------------------------------------------ service tiers
@@ -312,7 +314,7 @@ def _units_of(price: KnownPrice) -> Mapping[str, Decimal]:
 
 
 def _tier_bound(price: KnownPrice, limits: Ceiling, usage: Usage) -> Decimal | None:
-    if any(count and kind not in _units_of(price) for kind, count in (usage.units or {}).items()):
+    if usage.units and any(count and kind not in _units_of(price) for kind, count in usage.units.items()):
         return None
     if isinstance(price, Price):
         return _band_bound(price, usage, limits)
@@ -437,9 +439,10 @@ def _at_most(tokens: int | None, rates: tuple[Decimal, ...]) -> Decimal | None:
 
 def _dollars(price: Price, amount_in: Decimal, amount_out: Decimal, usage: Usage) -> Decimal:
     amount = _EXACT.add(_EXACT.scaleb(_EXACT.add(amount_in, amount_out), -6), price.per_request)
-    for kind, count in (usage.units or {}).items():
-        if count:
-            amount = _EXACT.fma(price.per_unit[kind], count, amount)
+    if usage.units:
+        for kind, count in usage.units.items():
+            if count:
+                amount = _EXACT.fma(price.per_unit[kind], count, amount)
     return amount
 
 
@@ -451,11 +454,11 @@ def _rounded(amount: Decimal) -> Decimal:
 
 
 def _implausible(usage: Usage) -> bool:
-    for name in COUNTS:
-        count = getattr(usage, name)
+    *counts, units = msgspec.structs.astuple(usage)
+    for count in counts:
         if count is not None and not 0 <= count <= LIMIT_TOKENS:
             return True
-    return usage.units is not None and not all(0 <= count <= LIMIT_TOKENS for count in usage.units.values())
+    return units is not None and not all(0 <= count <= LIMIT_TOKENS for count in units.values())
 
 
 def _consistent(usage: Usage) -> tuple[Usage, tuple[Flag, ...]]:

@@ -33,7 +33,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     #: Parts of the output that are no text.
     output_image: int | None = None
     output_audio: int | None = None
-    #: What is billed by the piece and not by the token, by its kind: "web_search", "file_search".
+    #: What is billed by the piece and not by the token, by its kind: "web_search", "file_search". The last field.
     units: Mapping[str, int] | None = None
 
     def merge(self, later: Usage) -> Usage:
