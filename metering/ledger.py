@@ -191,7 +191,7 @@ class Ledger:
                 if asked.source == "log":
                     kept_from = await connection.fetchval(_LOG_KEPT, first)
                 elif asked.of_late:
-                    kept_from = await connection.fetchval(_COUNTED_FROM, self.zone)
+                    kept_from = await connection.fetchval(_COUNTED_FROM)
             except asyncpg.QueryCanceledError as error:
                 raise TooWide from error
         *groups, whole = ({**row} for row in rows)

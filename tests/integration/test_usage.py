@@ -11,12 +11,14 @@ import csv
 import io
 import json
 import random
+import re
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from importlib.resources import files
 from typing import Any
 
 import httpx
@@ -31,8 +33,6 @@ from gateway.rest.app import RestSettings, serve
 from metering.grouping import DIMENSIONS, Grouped, Question
 from metering.ledger import GROUPS_TIMEOUT_MS, Ledger
 
-#: When the counters of runs, steps and tags began.
-COUNTS = "0004_counts.sql"
 FIRST = date(2026, 9, 28)
 DAYS = 40
 KEYS = [uuid.UUID(int=n) for n in (1, 2, 3)]
@@ -49,8 +49,6 @@ ADDED = (
     "output_tokens",
 )
 Attempt = dict[str, Any]
-
-_BEGAN = "update control.migration set applied_at = $2 where component = 'metering' and name = $1"
 
 _RECORD = """
 select control.record_v2($1::smallint, array[row($2::uuid, $3::text, $4::text, $5::timestamptz, $6::date, $7::uuid,
@@ -117,8 +115,6 @@ class World:
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[World]:
     async with database.open_pool(url, name="test", size=4) as pool:
-        # Long before anything was used.
-        await pool.execute(_BEGAN, COUNTS, datetime(2026, 1, 1, tzinfo=UTC))
         yield World(pool)
 
 
@@ -487,19 +483,24 @@ async def test_what_the_log_has_no_longer_is_told(database_url):
         assert (told.sum["charged_usd"], told.kept_from) == ("8", None)
 
 
-async def test_runs_that_were_used_before_they_were_counted_are_told_as_not_whole(database_url):
+async def test_what_was_used_before_it_was_counted_is_counted_by_the_migration(database_url):
+    counted = (
+        "select kind, name, day, key_id, names, sum(charged_usd), sum(attempts), sum(unknown_attempts),"
+        " sum(unknown_upper_bound_usd), sum(unbounded_attempts), sum(input_tokens), sum(output_tokens)"
+        " from control.counter where day is not null group by 1, 2, 3, 4, 5 order by 1, 2"
+    )
+    migration = files("metering").joinpath("sql", "migrations", "0004_counts.sql").read_text()
+    [backfill] = re.findall(r"^insert into control\.counter.*?;", migration, re.MULTILINE | re.DOTALL)
     async with opened(database_url) as world:
-        await world.settle(made(FIRST, run_id="r"), "charged", {"usd": "1"})
-        asking = Question(group_by=("run",), first=FIRST, last=FIRST + timedelta(10))
-        assert (await world.ledger.grouped(asking)).kept_from is None
-        # It began two days later.
-        await world.pool.execute(
-            _BEGAN, COUNTS, datetime(FIRST.year, FIRST.month, FIRST.day, 12, tzinfo=UTC) + timedelta(2)
-        )
-        assert (await world.ledger.grouped(asking)).kept_from == FIRST + timedelta(3)
-        for word, first in (("model", FIRST), ("run", FIRST + timedelta(3))):
-            told = await world.ledger.grouped(msgspec.structs.replace(asking, group_by=(word,), first=first))
-            assert told.kept_from is None, word
+        rng = random.Random(4)
+        told: dict[str, Any] = {"run_id": "r", "step_id": "s", "tags": {"team": "search"}}
+        for attempt in [*(drawn(rng) for _ in range(30)), made(**told), made(step_id="alone")]:
+            await world.settle(attempt, rng.choice(["charged", "zero", "unknown"]), {"usd": "0.25", "input_total": 7})
+        before = await world.pool.fetch(counted)
+        assert {row["kind"] for row in before} == {"route_day", "run_day", "step_day", "tag_day"}
+        await world.pool.execute("delete from control.counter where day is not null")
+        await world.pool.execute(backfill)
+        assert await world.pool.fetch(counted) == before
 
 
 async def test_a_sum_is_of_one_moment_while_attempts_are_settled(database_url):

@@ -13,17 +13,24 @@ alter table control.counter
     add column names text[];
 create index counter_day on control.counter (kind, day, key_id) where day is not null;
 
--- What was used up to now is counted by route, too. Runs, steps and tags are counted from here on.
+-- What was used up to now is counted so, too: the log has all of it.
 insert into control.counter (kind, name, shard, day, key_id, names, charged_usd, attempts, unknown_attempts,
                              unknown_upper_bound_usd, unbounded_attempts, input_tokens, output_tokens)
-select 'route_day', i.key_id || '/' || i.day || i.route::text, 0, i.day, i.key_id, i.route,
+select n.kind, i.key_id || '/' || i.day || n.names::text, 0, i.day, i.key_id, n.names,
        coalesce(sum(i.usd), 0), count(*), count(*) filter (where i.state = 'unknown'),
        coalesce(sum(i.upper_bound_usd), 0), count(*) filter (where i.state = 'unknown' and i.upper_bound_usd is null),
        coalesce(sum(i.input_total), 0), coalesce(sum(i.output_total), 0)
-  from (select distinct on (o.granted_at, o.ticket_id) o.*,
-               array[coalesce(o.provider, ''), coalesce(o.requested_model, ''), coalesce(o.upstream_model, '')] as route
+  from (select distinct on (o.granted_at, o.ticket_id) o.*
           from control.invocation o order by o.granted_at, o.ticket_id, o.correction desc) i
- group by i.key_id, i.day, i.route;
+ cross join lateral (
+    values ('route_day', array[coalesce(i.provider, ''), coalesce(i.requested_model, ''),
+                               coalesce(i.upstream_model, '')]),
+           ('run_day', case when i.run_id is not null then array[i.run_id] end),
+           ('step_day', case when i.step_id is not null then array[coalesce(i.run_id, ''), i.step_id] end)
+    union all
+    select 'tag_day', array[t.key, t.value] from jsonb_each_text(i.tags) t) as n (kind, names)
+ where n.names is not null
+ group by n.kind, i.key_id, i.day, n.names;
 
 alter table control.invocation
     -- The part of `queued_ms` in which nobody was let through: a breaker was open, or a provider had asked for time.
