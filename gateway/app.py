@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
@@ -19,6 +19,7 @@ import structlog
 
 from adapters.client import Upstream
 from adapters.protocols import PROTOCOLS
+from admission.contract import StoreUnavailable as AdmissionStoreUnavailable
 from admission.controller import Controller
 from admission.store import Store
 from gateway import database, embedded, pricing
@@ -176,6 +177,15 @@ class Gateway:
             await self._pipeline.drain(0.0)
 
 
+@contextlib.contextmanager
+def _of_admission() -> Iterator[None]:
+    """A start that meets no store ends with one error, whichever of its parts met it."""
+    try:
+        yield
+    except AdmissionStoreUnavailable as error:
+        raise database.StoreUnavailable(f"the database is not available ({type(error.__cause__).__name__})") from error
+
+
 @asynccontextmanager
 async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
     """
@@ -220,7 +230,9 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
 
         store = Store(url, settings.admission, listen_url=settings.listen_database_url)
         stack.push_async_callback(store.close)
-        if others := await store.configure():
+        with _of_admission():
+            others = await store.configure()
+        if others:
             log.warning(
                 "gateway.newer_limits_in_force",
                 groups=[name for name in others if "#" not in name],
@@ -229,7 +241,8 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             )
         liveness = stack.enter_context(Liveness(settings.data_dir).opened())
         journal = await stack.enter_async_context(Journal(settings.data_dir / "journal").opened())
-        controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
+        with _of_admission():
+            controller = await stack.enter_async_context(Controller(store, settings.admission).opened())
         settling = await stack.enter_async_context(
             Settling(controller, settings.routing.settlement_patience_s, journal).opened()
         )
@@ -264,7 +277,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             billing=billing,
             providers=dict(settings.providers),
         )
-        await recovery.bury_dead()
+        await recovery.look()
         await stack.enter_async_context(_background(recovery.watch(), name="recovery"))
 
         captures = CaptureStore(content)

@@ -62,11 +62,15 @@ class Recovery:
     async def watch(self) -> None:
         """For ever: holds this process's own locks, and buries the owners of this host that are dead."""
         while True:
-            try:
-                await self.bury_dead()
-            except AdmissionStoreUnavailable:
-                log.info("gateway.burial_postponed")
+            await self.look()
             await asyncio.sleep(_WATCH_S)
+
+    async def look(self) -> None:
+        """Once. Where the store is away, the dead wait for the next time."""
+        try:
+            await self.bury_dead()
+        except AdmissionStoreUnavailable:
+            log.info("gateway.burial_postponed")
 
     async def bury_dead(self) -> None:
         """Raises `admission.store.StoreUnavailable`."""
