@@ -19,7 +19,15 @@ import httpx
 import pytest
 
 from gateway.keys import KeysSettings
-from tests.fakes.gateway_process import KEY, METADATA, GatewayProcess, batch_line, completion, gateway_process
+from tests.fakes.gateway_process import (
+    KEY,
+    METADATA,
+    GatewayProcess,
+    batch_line,
+    bearer,
+    completion,
+    gateway_process,
+)
 from tests.fakes.postgres_proxy import postgres_proxy
 
 STALE_S = KeysSettings().stale_after_s
@@ -50,10 +58,6 @@ def toml(url: str, *, concurrency: int = 8) -> str:
         lease_s = 3
         margin_s = 1
     """
-
-
-def bearer(secret: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {secret}"}
 
 
 def chat(model: str = "sim-fast", text: str = "what is a bridge?", **fields: Any) -> dict[str, Any]:

@@ -22,6 +22,14 @@ KEY = "acceptance-test-key-0123456789"
 METADATA = (("authorization", f"Bearer {KEY}"),)
 
 
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+class NotStarted(AssertionError):
+    """The gateway has ended before it was ready. The message is the end of its log."""
+
+
 class GatewayProcess:
     """`python -m gateway serve` in a data directory of its own."""
 
@@ -68,7 +76,8 @@ class GatewayProcess:
                 if said["event"] == "gateway.ready":
                     self.rest_url, self.grpc_target = said["rest"], said["grpc"]
                     return
-        raise AssertionError(f"the gateway did not start:\n{self.log.read_text()[-4000:]}")
+        await self._process.wait()
+        raise NotStarted(f"the gateway did not start:\n{self.log.read_text()[-4000:]}")
 
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None

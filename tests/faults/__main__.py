@@ -1,5 +1,5 @@
 """
-All fault scenarios, several rounds each: `python -m tests.faults [--seed N] [--rounds N] [--only NAME]`.
+All fault scenarios, several rounds each: `python -m tests.faults [--seed N] [--rounds N] [--only NAME] [--requests N]`.
 
 Prints a table and exits with 1 where something did not hold, or where a fault that a scenario is about never happened.
 A round's seed is the first seed plus its number; it fixes what is done, not how real processes interleave, so a
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import math
 import os
 import random
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import asyncpg
@@ -33,7 +34,7 @@ from gateway.database import DatabaseError
 from tests.faults.audit import Kind
 from tests.faults.disk import NoSmallDisk, require_small_disk
 from tests.faults.pooler import PoolerMissing, pgbouncer
-from tests.faults.scenarios import SCENARIOS, Scenario, run
+from tests.faults.scenarios import REQUESTS, SCENARIOS, Scenario, run
 from tests.faults.server import FaketimeMissing, faketime_library
 from tests.faults.world import Report, Violated
 from tests.progress import Progress
@@ -72,11 +73,11 @@ class Row:
         return [fault for fault in self.chosen.faults if not self.faults[fault]]
 
 
-def played(chosen: Scenario, seed: int, row: Row) -> None:
+def played(chosen: Scenario, seed: int, row: Row, requests: int, tell: Callable[[str], None]) -> None:
     report = Report(scenario=chosen.name, seed=seed)
     row.reports.append(report)
     try:
-        asyncio.run(run(chosen, seed, report=report))
+        asyncio.run(run(chosen, seed, requests=requests, report=report, tell=tell))
     except Violated as violated:
         row.failures.append((seed, str(violated)))
         console.print(f"{violated}", style="red", markup=False, soft_wrap=True)
@@ -85,6 +86,10 @@ def played(chosen: Scenario, seed: int, row: Row) -> None:
         said = f"{type(failed).__name__}: {failed}\n{notes}"
         row.failures.append((seed, said))
         console.print(said, style="red", markup=False, soft_wrap=True)
+
+
+def tell(progress: Progress, done: int, name: str, said: str) -> None:
+    progress.tell(done, f"{name}: {said}")
 
 
 def p99(values: Sequence[float]) -> str:
@@ -98,7 +103,7 @@ def table(rows: Sequence[Row]) -> Table:
     made.add_column("scenario")
     for name in (
         "rounds", "kills", "requests", "dispatches", "attempts", "snapshots", "peak",
-        "over-adm.", "double", "lost", "other", "unknown", "serves p99", "rests p99",
+        "over-adm.", "double", "lost", "other", "charged", "zero", "unknown", "serves p99", "rests p99",
     ):  # fmt: skip
         made.add_column(name, justify="right")
     for row in rows:
@@ -116,6 +121,8 @@ def table(rows: Sequence[Row]) -> Table:
             f"{max(report.peak for report in reports)}",
             *(f"{row.count(kind)}" for kind in named),
             f"{others}",
+            f"{sum(report.charged for report in reports)}",
+            f"{sum(report.zero for report in reports)}",
             f"{sum(report.unknown for report in reports)}",
             p99([value for report in reports for value in report.recoveries]),
             p99([report.rested_s for report in reports if report.rested_s]),
@@ -170,6 +177,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="the first round's seed (default: another each time)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--requests", type=int, default=REQUESTS, help="of a round of every_dispatch_is_charged_once (%(default)s)"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="NAME", choices=list(SCENARIOS))
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the sums there")
     parser.add_argument("--verbose", action="store_true", help="show what the parts in this process log")
@@ -204,7 +214,7 @@ def main() -> int:
             name = f"{row.chosen.name}, round {number + 1}, seed {seed + number}"
             progress.tell(done, f"{name} ...", always=True)
             wrong = len(row.failures)
-            played(row.chosen, seed + number, row)
+            played(row.chosen, seed + number, row, given.requests, functools.partial(tell, progress, done, name))
             done += 1
             said = f"{name}: {row.reports[-1].took_s:.0f} s, {time.monotonic() - began:.0f} s in all"
             progress.tell(done, said, wrong=len(row.failures) > wrong, always=True)

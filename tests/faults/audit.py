@@ -13,15 +13,20 @@ import dataclasses
 import enum
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from fractions import Fraction
+from typing import Any, Final, TypeAlias
 
 import asyncpg
+import msgspec
 
-#: USD for a million tokens, in the gateways' configuration.
+#: USD for a million tokens of input and of output, in the gateways' configuration.
 PRICE_IN, PRICE_OUT = Decimal("2.50"), Decimal("10.00")
-_MILLION: Final = Decimal(1_000_000)
+Price: TypeAlias = tuple[Decimal, Decimal]
+_MILLION: Final = 1_000_000
+#: Digits of an amount behind the point.
+_DIGITS: Final = 12
 #: Of each kind, so many are told in full.
 _TOLD: Final = 5
 
@@ -108,10 +113,11 @@ async def snapshot(url: str) -> Snapshot:
                 ),
                 invocations=await connection.fetch("select * from control.invocation order by ticket_id, correction"),
                 counters=await connection.fetch(
-                    "select kind, name, sum(charged_usd) as usd, sum(attempts) as attempts,"
+                    "select kind, name, day, key_id, names, sum(charged_usd) as usd, sum(attempts) as attempts,"
                     " sum(unknown_attempts) as unknown, sum(unknown_upper_bound_usd) as bound,"
-                    " sum(input_tokens) as tokens_in, sum(output_tokens) as tokens_out"
-                    " from control.counter where kind in ('total', 'day', 'key', 'key_day') group by kind, name"
+                    " sum(unbounded_attempts) as unbounded, sum(input_tokens) as tokens_in,"
+                    " sum(output_tokens) as tokens_out"
+                    " from control.counter group by kind, name, day, key_id, names"
                 ),
                 tickets=await connection.fetch("select state, debit_id from control.ticket"),
             )
@@ -126,11 +132,12 @@ def audit(
     dispatches: Sequence[dict[str, Any]],
     heard: Sequence[Heard],
     limit: int,
+    prices: Mapping[str, Price],
     lost_before: float | None = None,
 ) -> Audit:
     """
-    `lost_before`: the database was put back to an earlier state at that time (`time.monotonic`). What was dispatched
-    before is not expected in it; that it never was too much at once still is.
+    `prices`: of the provider's models. `lost_before`: the database was put back to an earlier state at that time
+    (`time.monotonic`). What was dispatched before is not expected in it; that it never was too much at once still is.
     """
     result = Audit(violations=[], attempts=len(found.attempts))
     say = _Saying(result)
@@ -142,7 +149,9 @@ def audit(
     last = _settlements(found, result, say)
     expected = [one for one in dispatches if lost_before is None or one["started"] >= lost_before]
     _dispatches(last.values(), expected, say, everything=lost_before is None)
-    _charges(last.values(), dispatches, say)
+    unclaimed = _charges(last.values(), dispatches, prices, say)
+    if lost_before is None:
+        _bounds(last.values(), unclaimed, prices, say)
     _counters(found, last.values(), say)
     _heard([one for one in heard if lost_before is None or one.at >= lost_before], last.values(), result, say)
     return result
@@ -232,48 +241,135 @@ def _dispatches(
             say(Kind.DOUBLE, f"{debit} was dispatched {there} times and has {least} attempts that got an answer")
 
 
-def _charges(attempts: Iterable[asyncpg.Record], dispatches: Sequence[dict[str, Any]], say: _Saying) -> None:
-    """What was charged is what the provider says it worked, at the configured price."""
-    by_id = {one["request_id"]: one for one in dispatches}
-    used: Counter[str] = Counter()
+def true_cost(dispatch: Mapping[str, Any], prices: Mapping[str, Price]) -> Decimal:
+    """What the provider's work is worth: in whole numbers, rounded once, half to even. Nothing of it is metering's."""
+    price_in, price_out = prices[dispatch["model"]]
+    exact = (dispatch["tokens_in"] * Fraction(price_in) + dispatch["tokens_out"] * Fraction(price_out)) / _MILLION
+    return Decimal(round(exact * 10**_DIGITS)).scaleb(-_DIGITS)
+
+
+def _charges(
+    attempts: Iterable[asyncpg.Record],
+    dispatches: Sequence[dict[str, Any]],
+    prices: Mapping[str, Price],
+    say: _Saying,
+) -> dict[str, list[dict[str, Any]]]:
+    """What was charged is what the provider says it worked, at the configured price. What is left, by debit."""
+    unclaimed = {one["request_id"]: one for one in dispatches}
+    by_id = dict(unclaimed)
+    anonymous: list[asyncpg.Record] = []
     for row in attempts:
-        name = f"{row['debit_id']} attempt {row['attempt']}"
         if row["state"] != "charged":
             continue
-        dispatch = by_id.get(row["provider_request_id"] or "")
-        if dispatch is None:
+        if row["provider_request_id"] is None:
             # An answer stored by a process that died is charged by another, which knows no more than the usage.
-            if row["provider_request_id"] is not None:
-                say(Kind.CHARGE, f"{name} names a dispatch that the provider does not know")
+            anonymous.append(row)
             continue
-        used[dispatch["request_id"]] += 1
-        if used[dispatch["request_id"]] > 1:
+        name = _named(row)
+        dispatch = by_id.get(row["provider_request_id"])
+        if dispatch is None:
+            say(Kind.CHARGE, f"{name} names a dispatch that the provider does not know")
+        elif unclaimed.pop(row["provider_request_id"], None) is None:
             say(Kind.DOUBLE, f"{name} charges a dispatch that was charged before")
-        worked = (dispatch["tokens_in"], dispatch["tokens_out"])
-        if worked != (row["input_total"], row["output_total"]):
-            say(Kind.CHARGE, f"{name} has {row['input_total']}/{row['output_total']} tokens, the provider {worked}")
-        usd = (worked[0] * PRICE_IN + worked[1] * PRICE_OUT) / _MILLION
-        if usd != row["usd"]:
-            say(Kind.CHARGE, f"{name} was charged {row['usd']}, its usage costs {usd}")
+        else:
+            worked = (dispatch["tokens_in"], dispatch["tokens_out"])
+            if worked != (row["input_total"], row["output_total"]):
+                say(Kind.CHARGE, f"{name} has {row['input_total']}/{row['output_total']} tokens, the provider {worked}")
+            usd = true_cost(dispatch, prices)
+            if usd != row["usd"]:
+                say(Kind.CHARGE, f"{name} was charged {row['usd']}, its usage costs {usd}")
+    left: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for dispatch in unclaimed.values():
+        left[dispatch["correlation"]].append(dispatch)
+    for row in anonymous:
+        found = next(
+            (
+                one
+                for one in left[row["debit_id"]]
+                if (one["tokens_in"], one["tokens_out"]) == (row["input_total"], row["output_total"])
+                and true_cost(one, prices) == row["usd"]
+            ),
+            None,
+        )
+        if found is None:
+            say(Kind.CHARGE, f"{_named(row)} was charged {row['usd']} for what the provider has not done")
+        else:
+            left[row["debit_id"]].remove(found)
+    return left
+
+
+def _bounds(
+    attempts: Iterable[asyncpg.Record],
+    unclaimed: Mapping[str, list[dict[str, Any]]],
+    prices: Mapping[str, Price],
+    say: _Saying,
+) -> None:
+    """Work that nobody is charged for is that of an attempt of unknown cost, whose bound is no less than its worth."""
+    bounds: defaultdict[str, list[Decimal]] = defaultdict(list)
+    for row in attempts:
+        if row["state"] == "unknown":
+            if row["upper_bound_usd"] is None:
+                say(Kind.CHARGE, f"{_named(row)} is unknown and has no bound, although its price is known")
+            bounds[row["debit_id"]].append(row["upper_bound_usd"] or Decimal(0))
+    for debit, dispatches in unclaimed.items():
+        costs = sorted((cost for one in dispatches if (cost := true_cost(one, prices))), reverse=True)
+        known = sorted(bounds[debit], reverse=True)
+        if len(costs) > len(known):
+            say(Kind.LOST, f"of {debit} {len(costs)} dispatches are not charged, and {len(known)} attempts are unknown")
+        for cost, bound in zip(costs, known, strict=False):
+            if cost > bound:
+                say(Kind.CHARGE, f"{debit} is unknown and at most {bound}; the provider's work is worth {cost}")
+
+
+def _named(row: asyncpg.Record) -> str:
+    return f"{row['debit_id']} attempt {row['attempt']}"
 
 
 def _counters(found: Snapshot, last: Iterable[asyncpg.Record], say: _Saying) -> None:
-    wanted: defaultdict[tuple[str, str], list[Any]] = defaultdict(lambda: [Decimal(0), 0, 0, Decimal(0), 0, 0])
+    """Every counter of every kind is the sum of its rows, and there is no other."""
+    wanted: defaultdict[tuple[str, ...], list[Any]] = defaultdict(lambda: [Decimal(0), 0, 0, Decimal(0), 0, 0, 0])
     for row in last:
-        key, day = str(row["key_id"]), str(row["day"])
-        for name in (("total", ""), ("day", day), ("key", key), ("key_day", f"{key}/{day}")):
+        unknown = row["state"] == "unknown"
+        for name in _counted_by(row):
             sums = wanted[name]
             sums[0] += row["usd"] or 0
             sums[1] += 1
-            sums[2] += row["state"] == "unknown"
-            sums[3] += row["upper_bound_usd"] or 0
-            sums[4] += row["input_total"] or 0
-            sums[5] += row["output_total"] or 0
-    counted = {(row["kind"], row["name"]): list(row.values())[2:] for row in found.counters}
+            sums[2] += unknown
+            sums[3] += (row["upper_bound_usd"] or 0) if unknown else 0
+            sums[4] += unknown and row["upper_bound_usd"] is None
+            sums[5] += row["input_total"] or 0
+            sums[6] += row["output_total"] or 0
+    counted: dict[tuple[str, ...], list[Any]] = {}
+    for row in found.counters:
+        by_day = row["kind"] in _OF_A_DAY
+        words = (str(row["day"]), str(row["key_id"]), *row["names"]) if by_day else (row["name"],)
+        if (row["kind"], *words) in counted:
+            say(Kind.COUNTER, f"{row['kind']} {'/'.join(words)} is counted under two names")
+        counted[row["kind"], *words] = list(row.values())[5:]
     for name in wanted.keys() | counted.keys():
         is_there, should_be = counted.get(name), wanted.get(name)
         if is_there != should_be:
             say(Kind.COUNTER, f"{'/'.join(name)} is {is_there}, the invocations make {should_be}")
+
+
+#: What has its day, its key and its names in columns of their own.
+_OF_A_DAY: Final = ("route_day", "run_day", "step_day", "tag_day")
+
+
+def _counted_by(row: asyncpg.Record) -> Iterable[tuple[str, ...]]:
+    """The counters that an attempt is counted in."""
+    key, day = str(row["key_id"]), str(row["day"])
+    yield from (("total", ""), ("day", day), ("key", key), ("key_day", f"{key}/{day}"))
+    if row["session_id"] is not None:
+        yield "session", f"{key}/{row['session_id']}"
+    route = (row["provider"] or "", row["requested_model"] or "", row["upstream_model"] or "")
+    yield "route_day", day, key, *route
+    if row["run_id"] is not None:
+        yield "run_day", day, key, row["run_id"]
+    if row["step_id"] is not None:
+        yield "step_day", day, key, row["run_id"] or "", row["step_id"]
+    for tag, value in (msgspec.json.decode(row["tags"], type=dict[str, str]) if row["tags"] else {}).items():
+        yield "tag_day", day, key, tag, value
 
 
 def _heard(heard: Sequence[Heard], attempts: Iterable[asyncpg.Record], result: Audit, say: _Saying) -> None:

@@ -25,7 +25,8 @@ from admission.contract import StoreUnavailable
 from admission.lease import new_id
 from admission.store import Store
 from tests.conformance.test_admission_stores import GROUP, Process, configured, uncertain
-from tests.fakes.postgres_proxy import Action, Rule, postgres_proxy
+from tests.fakes.postgres_proxy import CUT, Action, Rule, postgres_proxy
+from tests.faults import traffic
 from tests.faults.audit import Heard, Kind, Violation
 from tests.faults.pooler import SESSIONS
 from tests.faults.server import Clock, Server, promoted
@@ -40,8 +41,10 @@ from tests.faults.world import (
     QUICK_ANSWERS,
     RETRY_S,
     STATEMENT_S,
+    USUAL,
     Gateway,
     Report,
+    Setup,
     Violated,
     World,
     asked,
@@ -88,10 +91,13 @@ class Scenario:
     pooled: bool = False
     #: Who is on a disk with little room: "server", or "gateway" for the first of them. Needs root, on Linux.
     small: Literal["server", "gateway"] | None = None
+    setup: Setup = USUAL
 
 
 #: In the long runs; `make test` does it once.
 TIMES: Final = 3
+#: Requests of a scenario that makes a number of them.
+REQUESTS: Final = 1_000
 #: As long as they may be, and work that goes on when the caller leaves: a slot that comes free too early is seen.
 LONG_ANSWERS: Final[dict[str, Any]] = {
     "latency": 1.2,
@@ -112,6 +118,7 @@ def scenario(
     own_server: bool = False,
     pooled: bool = False,
     small: Literal["server", "gateway"] | None = None,
+    setup: Setup = USUAL,
 ) -> Callable[[Callable[[World], Awaitable[None]]], Callable[[World], Awaitable[None]]]:
     def register(play: Callable[[World], Awaitable[None]]) -> Callable[[World], Awaitable[None]]:
         name = play.__name__
@@ -125,6 +132,7 @@ def scenario(
             own_server=own_server or clock == "database" or small == "server",
             pooled=pooled,
             small=small,
+            setup=setup,
         )
         return play
 
@@ -132,10 +140,18 @@ def scenario(
 
 
 async def run(
-    chosen: Scenario, seed: int, server: Server | None = None, *, times: int = TIMES, report: Report | None = None
+    chosen: Scenario,
+    seed: int,
+    server: Server | None = None,
+    *,
+    times: int = TIMES,
+    requests: int = REQUESTS,
+    report: Report | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """
-    One round, judged. `times`: how often the scenario does its worst, where it does it more than once.
+    One round, judged. `times`: how often the scenario does its worst, where it does it more than once. `requests`: how
+    many it makes, where that is not a matter of time. `tell` hears how far a long one is.
 
     `report` is filled as far as it gets. Raises `Violated`, `FaketimeMissing`, `PoolerMissing`, `NoSmallDisk`.
     """
@@ -155,6 +171,9 @@ async def run(
                     pooled=chosen.pooled,
                     small=chosen.small,
                     times=times,
+                    setup=chosen.setup,
+                    requests=requests,
+                    tell=tell,
                     server_environ=clock.environ if clock is not None and chosen.clock == "database" else None,
                     gateway_environ=[clock.environ] if clock is not None and chosen.clock == "gateway" else (),
                 )
@@ -291,6 +310,95 @@ async def answers_outlive_store_and_process(world: World) -> None:
     gateway.proxy.refusing = False
     await gateway.start()
     world.faults_end()
+
+
+# ------------------------------------------------------------------ everything at once
+
+
+@scenario(
+    GATEWAY_KILLED, POSTGRES_KILLED, CUT, Action.DROP_BEFORE, Action.DROP_AFTER,
+    traffic.CALLER_LEFT, traffic.STREAM_BROKEN, traffic.REFUSED,
+    gateways=3, sample=True, setup=traffic.SETUP,
+)  # fmt: skip
+async def every_dispatch_is_charged_once(world: World) -> None:
+    """
+    Requests of every kind through three gateways, while gateways and PostgreSQL are killed and commits are lost.
+
+    In the end all gateways are killed at once and started again; what they had in their journals is settled then, and
+    when they are asked to stop nothing is left in them.
+    """
+    world.report.wanted = world.requests
+    for model, faults in traffic.FAULTS.items():
+        await world.provider.set_faults(model=model, **QUICK_ANSWERS, **faults)
+    going = traffic.Traffic(world, await traffic.keys_of(world, 3))
+    for gateway in world.gateways:
+        gateway.proxy.rules = [
+            Rule(action=Action.DROP_BEFORE, statement="settle", probability=0.02),
+            Rule(action=Action.DROP_AFTER, statement="settle", probability=0.02),
+            Rule(action=Action.DROP_BEFORE, probability=0.01),
+            Rule(action=Action.DROP_AFTER, probability=0.01),
+            Rule(action=Action.RESET, probability=0.005),
+            Rule(action=Action.DELAY_AFTER, probability=0.005, delay_s=STATEMENT_S + 0.3),
+        ]
+    running = asyncio.create_task(going.run())
+    worst = (_a_gateway_dies, _postgres_dies, _a_network_breaks)
+    try:
+        while not going.done:
+            # Each of them in turn, in an order of its own each time.
+            for strike in world.chance.sample(worst, len(worst)):
+                await asyncio.sleep(world.chance.uniform(0.4, 1.2))
+                if not going.done:
+                    await strike(world)
+            going.may_end.set()
+        await running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    for gateway in world.gateways:
+        gateway.proxy.rules = []
+    assert going.looks > 0, "the counters were never held against their rows"
+    world.report.snapshots += going.looks
+    await asyncio.gather(*(gateway.kill() for gateway in world.gateways))
+    world.report.kills += len(world.gateways)
+    await asyncio.gather(*(gateway.supervised() for gateway in world.gateways))
+    dispatches = await world.provider.dispatches()
+    world.struck(traffic.STREAM_BROKEN, sum(one["ended"] == "died" for one in dispatches))
+    world.struck(traffic.REFUSED, sum(one["ended"] == "error" for one in dispatches))
+    world.faults_end()
+    await world.ends_well()
+    await asyncio.gather(*(gateway.process.stop() for gateway in world.gateways))
+    left = [path.name for gateway in world.gateways for path in (gateway.process.data_dir / "journal").iterdir()]
+    if left:
+        said = f"in the journals there is left: {', '.join(left)}"
+        world.report.violations.append(Violation(Kind.LEFT_BEHIND, said))
+        raise Violated(f"{said}\n{replay(world.report)}")
+
+
+async def _a_gateway_dies(world: World) -> None:
+    gateway = world.chance.choice(world.gateways)
+    await gateway.kill()
+    world.report.kills += 1
+    world.struck(GATEWAY_KILLED)
+    await asyncio.sleep(world.chance.uniform(0, LEASE_S))
+    await gateway.supervised()
+
+
+async def _postgres_dies(world: World) -> None:
+    """All of it, as the first time, or the postmaster alone, whose backends end by themselves."""
+    backends = not world.report.faults[POSTGRES_KILLED] or world.chance.random() < 0.5
+    await asyncio.to_thread(world.server.kill, backends=backends)
+    world.struck(POSTGRES_KILLED if backends else POSTMASTER_KILLED)
+    world.report.kills += 1
+    await asyncio.sleep(world.chance.uniform(0, 1.0))
+    await asyncio.to_thread(world.server.start)
+
+
+async def _a_network_breaks(world: World) -> None:
+    gateway = world.chance.choice(world.gateways)
+    gateway.proxy.refusing = True
+    gateway.proxy.cut()
+    await asyncio.sleep(world.chance.uniform(0.2, LEASE_S * 1.3))
+    gateway.proxy.refusing = False
 
 
 # ------------------------------------------------------------------ PostgreSQL

@@ -8,10 +8,25 @@ from typing import Any
 
 import pytest
 
-from tests.faults.audit import Audit, Heard, Kind, Snapshot, audit
+from tests.faults.audit import Audit, Heard, Kind, Snapshot, audit, true_cost
 
 DAY = dt.date(2026, 1, 2)
 USD = Decimal("0.000075")
+PRICES = {"m": (Decimal("2.50"), Decimal("10.00"))}
+#: One of each kind. The name of those of a day is nobody's business.
+COUNTERS = (
+    ("total", "", None, None, None),
+    ("day", f"{DAY}", None, None, None),
+    ("key", "k", None, None, None),
+    ("key_day", f"k/{DAY}", None, None, None),
+    ("session", "k/s", None, "k", ["s"]),
+    ("route_day", "1", DAY, "k", ["p", "r", "m"]),
+    ("run_day", "2", DAY, "k", ["run"]),
+    ("step_day", "3", DAY, "k", ["run", "step"]),
+    ("tag_day", "4", DAY, "k", ["team", "green"]),
+)
+#: What an attempt is whose end nobody saw.
+UNKNOWN = {"state": "unknown", "usd": None, "provider_request_id": None, "upper_bound_usd": USD}
 
 
 class Books:
@@ -21,7 +36,7 @@ class Books:
         self.ledger: dict[str, Any] = {"peak_concurrency": 1}
         self.dispatch: dict[str, Any] = {
             "correlation": "d", "request_id": "req_1", "started": 1.0, "finished": 2.0, "released": 2.0,
-            "ended": "complete", "tokens_in": 10, "tokens_out": 5,
+            "ended": "complete", "tokens_in": 10, "tokens_out": 5, "model": "m",
         }  # fmt: skip
         self.dispatches = [self.dispatch]
         self.attempt: dict[str, Any] = {
@@ -30,25 +45,50 @@ class Books:
         self.invocation: dict[str, Any] = {
             **self.attempt, "correction": 0, "status": "success", "ended": "complete", "cost_reason": None,
             "http_status": None, "provider_request_id": "req_1", "usd": USD, "upper_bound_usd": None,
-            "input_total": 10, "output_total": 5,
+            "input_total": 10, "output_total": 5, "provider": "p", "requested_model": "r", "upstream_model": "m",
+            "session_id": "s", "run_id": "run", "step_id": "step", "tags": '{"team":"green"}',
         }  # fmt: skip
         self.invocations = [self.invocation]
+        sums = {"usd": USD, "attempts": 1, "unknown": 0, "bound": 0, "unbounded": 0, "in": 10, "out": 5}
         self.counters = [
-            {"kind": kind, "name": name, "usd": USD, "attempts": 1, "unknown": 0, "bound": 0, "in": 10, "out": 5}
-            for kind, name in (("total", ""), ("day", f"{DAY}"), ("key", "k"), ("key_day", f"k/{DAY}"))
+            {"kind": kind, "name": name, "day": day, "key_id": key, "names": names, **sums}
+            for kind, name, day, key, names in COUNTERS
         ]
         self.tickets: list[dict[str, Any]] = []
         self.heard = [Heard(marker="d", ended="complete", settled=True, usd=USD)]
 
+    def end(self, **facts: Any) -> None:
+        """In another way, of which no caller has heard."""
+        self.invocation.update(facts)
+        self.attempt["state"] = self.invocation["state"]
+        self.heard.clear()
+
     def audited(self) -> Audit:
         found: Any = Snapshot([self.attempt], self.invocations, self.counters, self.tickets)  # type: ignore[arg-type, list-item]
-        return audit(found, ledger=self.ledger, dispatches=self.dispatches, heard=self.heard, limit=1)
+        return audit(found, ledger=self.ledger, dispatches=self.dispatches, heard=self.heard, limit=1, prices=PRICES)
 
 
 def test_books_in_order_have_nothing_against_them() -> None:
     result = Books().audited()
     assert not result.violations
     assert result.charged == 1
+
+
+@pytest.mark.parametrize("bound", [USD, USD * 2])
+def test_work_of_unknown_cost_is_covered_by_a_bound_of_what_it_is_worth_or_more(bound: Decimal) -> None:
+    books = Books()
+    books.end(**{**UNKNOWN, "upper_bound_usd": bound})
+    assert {violation.kind for violation in books.audited().violations} == {Kind.COUNTER}
+
+
+def test_a_cost_is_rounded_once_and_half_to_even() -> None:
+    dispatch = {"model": "m", "tokens_in": 1, "tokens_out": 1}
+    for price_in, price_out, usd in (
+        ("0.0000005", "0", "0"),
+        ("0.0000015", "0", "0.000000000002"),
+        ("0.0000004", "0.0000003", "0.000000000001"),
+    ):
+        assert true_cost(dispatch, {"m": (Decimal(price_in), Decimal(price_out))}) == Decimal(usd)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +109,16 @@ def test_books_in_order_have_nothing_against_them() -> None:
         (Kind.CHARGE, lambda books: books.invocation.update(day=DAY + dt.timedelta(1))),
         (Kind.COUNTER, lambda books: books.counters[0].update(usd=USD * 2)),
         (Kind.COUNTER, lambda books: books.counters.pop()),
+        *(
+            (Kind.COUNTER, lambda books, n=number: books.counters[n].update(attempts=2))
+            for number in range(len(COUNTERS))
+        ),
+        (Kind.COUNTER, lambda books: books.counters.append(dict(books.counters[-1]))),
+        (Kind.COUNTER, lambda books: books.counters[-1].update(key_id="other")),
+        (Kind.CHARGE, lambda books: books.end(provider_request_id=None, usd=USD * 2)),
+        (Kind.CHARGE, lambda books: books.end(**{**UNKNOWN, "upper_bound_usd": USD - Decimal("1e-12")})),
+        (Kind.CHARGE, lambda books: books.end(**{**UNKNOWN, "upper_bound_usd": None})),
+        (Kind.LOST, lambda books: books.end(**{**UNKNOWN, "state": "zero", "usd": Decimal(0)})),
         (Kind.LEFT_BEHIND, lambda books: books.tickets.append({"state": "active", "debit_id": "d"})),
     ],
     ids=[
@@ -87,6 +137,13 @@ def test_books_in_order_have_nothing_against_them() -> None:
         "another day",
         "a counter that is off",
         "a counter that is missing",
+        *(f"a {kind} counter that is off" for kind, *_ in COUNTERS),
+        "a counter that is there twice",
+        "a counter of another key",
+        "a charge that no dispatch made, by a process that knew the usage only",
+        "a bound below what the provider did, by the last digit",
+        "no bound although the price is known",
+        "work that is settled as zero",
         "a ticket left",
     ],
 )

@@ -17,6 +17,8 @@ from tests.faults.server import Server
 
 #: `python -m tests.faults` draws others.
 SEED = 1
+#: Of the scenario that makes a number of them; `--requests 10000` makes more.
+REQUESTS = 60
 
 SAMPLE = [name for name, chosen in SCENARIOS.items() if chosen.sample]
 
@@ -32,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_everything_adds_up_after(name: str, server: Server) -> None:
-    asyncio.run(run(SCENARIOS[name], SEED, server, times=1))
+    asyncio.run(run(SCENARIOS[name], SEED, server, times=1, requests=REQUESTS))
 
 
 def test_every_scenario_says_what_it_does_and_what_must_have_happened() -> None:

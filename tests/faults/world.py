@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import random
 import re
 import shutil
@@ -18,19 +19,20 @@ import tempfile
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import asyncpg
+import httpx
 
 from gateway.client import AsyncClient, CallFailed, CompletionRequest, Message, Outcome
-from tests.fakes.gateway_process import KEY, GatewayProcess
+from tests.fakes.gateway_process import KEY, GatewayProcess, NotStarted
 from tests.fakes.postgres_proxy import Proxy, postgres_proxy
 from tests.fakes.simulated import SimulatedProvider, simulated_process
-from tests.faults.audit import PRICE_IN, PRICE_OUT, Audit, Heard, Kind, Violation, audit, snapshot
+from tests.faults.audit import PRICE_IN, PRICE_OUT, Audit, Heard, Kind, Price, Violation, audit, snapshot
 from tests.faults.disk import SmallDisk, small_disk
 from tests.faults.pooler import Pooler, pooler
 from tests.faults.server import Clock, Server, fresh_database, postgres_server
@@ -42,6 +44,7 @@ EXECUTION_S, ISOLATION_S = 3.0, 1.0
 STATEMENT_S, RETRY_S, QUEUE_S = 1.2, 1.5, 4.0
 #: Two profiles of one endpoint, and so of one group: what the caller leaves is read to its end, or closed.
 MODELS: Final = ("sim-fast", "sim-small")
+PRICES: Final[Mapping[str, Price]] = dict.fromkeys(MODELS, (PRICE_IN, PRICE_OUT))
 #: How long the provider goes on with what its caller has left: less than the isolation.
 WORK_CONTINUES_S: Final = 0.5
 CALL_S: Final = 4.0
@@ -58,10 +61,19 @@ SERVES_WITHIN_S: Final = 10.0
 RESTS_WITHIN_S: Final = EXECUTION_S + ISOLATION_S + 4 * LEASE_S + 5
 #: After a job is handed in again and again, its 202 is there or it is not taken for accepted.
 _SUBMIT_S: Final = 4.0
+_STARTS_WITHIN_S: Final = 300.0
+#: So many ask at once how their jobs stand.
+_POLLERS: Final = 8
 #: asyncpg gives a pooled connection back in a task of its own. Where the connection has broken and whoever used it was
 #: cancelled, nobody is left to hear of that; the connection is gone from the pool all the same.
 _POOL_NOISE = re.compile(r"ConnectionDoesNotExistError.*asyncpg/pool.py:\d+ in release")
+#: Characters of what a log says.
+_LONGEST: Final = 3_000
 _LOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def _nothing(_said: str) -> None:
+    """Nobody watches."""
 
 
 class Violated(AssertionError):
@@ -74,9 +86,13 @@ class Report:
 
     scenario: str
     seed: int
+    #: How many requests were to be made, where that is not a matter of time.
+    wanted: int = 0
     requests: int = 0
     dispatches: int = 0
     attempts: int = 0
+    charged: int = 0
+    zero: int = 0
     unknown: int = 0
     snapshots: int = 0
     peak: int = 0
@@ -91,6 +107,21 @@ class Report:
     took_s: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How the gateways are configured, and what of it is held against them in the end."""
+
+    #: Of the provider's base URL.
+    configuration: Callable[[str], str]
+    #: At the provider at once.
+    limit: int = LIMIT
+    #: Of the provider's models.
+    prices: Mapping[str, Price] = dataclasses.field(default_factory=lambda: PRICES)
+    #: After the last fault.
+    serves_within_s: float = SERVES_WITHIN_S
+    rests_within_s: float = RESTS_WITHIN_S
+
+
 class Gateway:
     """A gateway process, its proxy, and whoever talks to it."""
 
@@ -101,6 +132,11 @@ class Gateway:
         self.stopped = False
         self._stack = stack
         self.client: AsyncClient | None = None
+        #: By secret: the clients of every key, `client` among them.
+        self.clients: dict[str, AsyncClient] = {}
+        self.secrets = [KEY]
+        #: For what goes past the client: plain REST, with a key of the request's own.
+        self.http: httpx.AsyncClient | None = None
         #: What it answered since it was started: a kill makes them answers of a dead process.
         self.heard: list[Heard] = []
 
@@ -111,9 +147,27 @@ class Gateway:
     async def start(self) -> None:
         await self.process.start()
         self.heard = []
-        self.client = await self._stack.enter_async_context(
-            AsyncClient(api_key=KEY, grpc=self.process.grpc_target, rest=self.process.rest_url, retry_for_s=0)
-        )
+        await self.connect()
+
+    async def supervised(self) -> None:
+        """As `start`, by somebody who starts it again: a gateway ends where its first statements meet no database."""
+        async with asyncio.timeout(_STARTS_WITHIN_S):
+            while True:
+                try:
+                    return await self.start()
+                except NotStarted:
+                    await asyncio.sleep(0.1)
+
+    async def connect(self) -> None:
+        """Makes the clients of all keys."""
+        enter = self._stack.enter_async_context
+        grpc, rest = self.process.grpc_target, self.process.rest_url
+        self.http = await enter(httpx.AsyncClient(base_url=rest, timeout=2 * CALL_S, trust_env=False))
+        self.clients = {
+            secret: await enter(AsyncClient(api_key=secret, grpc=grpc, rest=rest, retry_for_s=0))
+            for secret in self.secrets
+        }
+        self.client = self.clients[KEY]
 
     async def kill(self) -> None:
         """kill -9."""
@@ -146,8 +200,16 @@ class World:
         pooler: Pooler | None,
         disk: SmallDisk | None,
         times: int,
+        setup: Setup,
+        requests: int,
+        tell: Callable[[str], None],
     ) -> None:
         seed = self.seed = report.seed
+        self.setup = setup
+        #: How many requests a scenario is to make that makes a number of them.
+        self.requests = requests
+        #: Says how far it is, for whoever watches.
+        self.tell = tell
         self.clock = clock
         #: Between the gateways and the server, where there is one.
         self.pooler = pooler
@@ -165,6 +227,8 @@ class World:
         self.heard: list[Heard] = []
         #: Accepted jobs: their id and the debit they go by.
         self.jobs: dict[str, str] = {}
+        #: Whose they are, where it is not the usual key: the secret.
+        self.jobs_of: dict[str, str] = {}
         #: Set where the database was put back to an earlier state: `time.monotonic` of that.
         self.lost_before: float | None = None
         self._job_ends: Counter[str] = Counter()
@@ -250,8 +314,10 @@ class World:
         violations += await self._jobs_ended()
         violations += await self._rested()
         violations += self._faults_in_logs()
-        if self._most_occupied > LIMIT:
-            said = f"a snapshot of the database had {self._most_occupied} occupied slots, the limit is {LIMIT}"
+        if self._most_occupied > self.setup.limit:
+            said = (
+                f"a snapshot of the database had {self._most_occupied} occupied slots, the limit is {self.setup.limit}"
+            )
             violations.append(Violation(Kind.OVER_ADMISSION, said))
         ledger = await self.provider.ledger()
         found: Audit = audit(
@@ -259,7 +325,8 @@ class World:
             ledger=ledger,
             dispatches=await self.provider.dispatches(),
             heard=[*self.heard, *self._succeeded],
-            limit=LIMIT,
+            limit=self.setup.limit,
+            prices=self.setup.prices,
             lost_before=self.lost_before,
         )
         found.violations[:0] = violations
@@ -268,6 +335,7 @@ class World:
         report.answers = Counter(one.ended for one in self.heard) + self._job_ends
         report.dispatches, report.peak = ledger["dispatches"], ledger["peak_concurrency"]
         report.attempts, report.unknown = found.attempts, found.unknown
+        report.charged, report.zero = found.charged, found.zero
         report.violations = found.violations
         for gateway in self.gateways:
             report.faults += gateway.proxy.counts
@@ -278,34 +346,42 @@ class World:
     async def _recovers(self, gateway: Gateway) -> Violation | None:
         assert self._faults_ended is not None
         said = "nothing"
-        while time.monotonic() - self._faults_ended < SERVES_WITHIN_S:
+        while time.monotonic() - self._faults_ended < self.setup.serves_within_s:
             heard = await asked(self, gateway, f"recovery-{uuid.uuid4().hex}", stream=False)
             if heard.ended == "complete":
                 self.report.recoveries.append(heard.at - self._faults_ended)
                 return None
             said = heard.ended
             await asyncio.sleep(0.05)
-        return Violation(Kind.SLOW, f"gateway {gateway.name} did not serve again within {SERVES_WITHIN_S} s: {said}")
+        return Violation(
+            Kind.SLOW, f"gateway {gateway.name} did not serve again within {self.setup.serves_within_s} s: {said}"
+        )
 
     async def _jobs_ended(self) -> list[Violation]:
         gateway = next(gateway for gateway in self.gateways if gateway.usable)
-        assert gateway.client is not None
-        violations: list[Violation] = []
-        until = time.monotonic() + RESTS_WITHIN_S
-        for job, marker in self.jobs.items():
-            try:
-                ended = await gateway.client.jobs.wait(job, timeout_s=max(until - time.monotonic(), 0.5))
-            except TimeoutError:
-                violations.append(Violation(Kind.JOB, f"{job} ({marker}) has not ended"))
-            except CallFailed as failed:
-                if self.lost_before is None:
-                    violations.append(Violation(Kind.JOB, f"{job} ({marker}) was accepted, and now: {failed}"))
-            else:
-                self._job_ends[f"job {ended.status}"] += 1
-                if ended.status == "succeeded":
-                    # It may have been succeeded by another process than the one that sent it; charged it is.
-                    self._succeeded.append(Heard(marker=marker, ended="complete", settled=True, at=time.monotonic()))
-        return violations
+        until = time.monotonic() + self.setup.rests_within_s
+        some = asyncio.Semaphore(_POLLERS)
+
+        async def ended(job: str, marker: str) -> Violation | None:
+            async with some:
+                return await self._job_ended(gateway.clients[self.jobs_of.get(job, KEY)], job, marker, until)
+
+        found = await asyncio.gather(*(ended(job, marker) for job, marker in self.jobs.items()))
+        return [violation for violation in found if violation is not None]
+
+    async def _job_ended(self, client: AsyncClient, job: str, marker: str, until: float) -> Violation | None:
+        try:
+            ended = await client.jobs.wait(job, timeout_s=max(until - time.monotonic(), 0.5))
+        except TimeoutError:
+            return Violation(Kind.JOB, f"{job} ({marker}) has not ended")
+        except CallFailed as failed:
+            said = f"{job} ({marker}) was accepted, and now: {failed}"
+            return Violation(Kind.JOB, said) if self.lost_before is None else None
+        self._job_ends[f"job {ended.status}"] += 1
+        if ended.status == "succeeded":
+            # It may have been succeeded by another process than the one that sent it; charged it is.
+            self._succeeded.append(Heard(marker=marker, ended="complete", settled=True, at=time.monotonic()))
+        return None
 
     async def _rested(self) -> list[Violation]:
         """No ticket is left, no attempt open, the provider idle."""
@@ -319,26 +395,36 @@ class World:
             if not left["tickets"] and not left["open"] and not (await self.provider.ledger())["active"]:
                 self.report.rested_s = time.monotonic() - since
                 return []
-            if time.monotonic() - since > RESTS_WITHIN_S:
-                return [Violation(Kind.SLOW, f"after {RESTS_WITHIN_S} s there is left: {dict(left)}")]
+            if time.monotonic() - since > self.setup.rests_within_s:
+                return [Violation(Kind.SLOW, f"after {self.setup.rests_within_s} s there is left: {dict(left)}")]
             await asyncio.sleep(0.05)
 
     def _faults_in_logs(self) -> list[Violation]:
         """What is no answer to any fault: a task that ended, an exception nobody caught."""
         return [
-            Violation(Kind.FAULT, f"gateway {gateway.name}: {said[:900]}")
+            Violation(Kind.FAULT, f"gateway {gateway.name}: {said[:_LONGEST]}")
             for gateway in self.gateways
-            for said in gateway.process.log.read_text().splitlines()
+            for said in _entries(gateway.process.log.read_text())
             if any(sign in said for sign in ("gateway.task_failed", "Traceback", "never retrieved"))
             and _POOL_NOISE.search(said) is None
         ]
 
 
+def _entries(log: str) -> Iterator[str]:
+    """Each line of a log, or the lines together that are none of the gateway's own: what an interpreter prints."""
+    for own, lines in itertools.groupby(log.splitlines(), key=lambda line: line.startswith("{")):
+        if own:
+            yield from lines
+        else:
+            yield "\n".join(lines)
+
+
 def replay(report: Report) -> str:
     faults = ", ".join(f"{name} {count}" for name, count in sorted(report.faults.items()))
+    wanted = f" --requests {report.wanted}" if report.wanted else ""
     return (
         f"seed {report.seed}; again with: python -m tests.faults --only {report.scenario} --seed {report.seed}"
-        f" --rounds 1\n(faults: {faults}; answers: {dict(report.answers)})"
+        f" --rounds 1{wanted}\n(faults: {faults}; answers: {dict(report.answers)})"
     )
 
 
@@ -383,8 +469,6 @@ class Load:
                     await asyncio.sleep(chance.uniform(0.01, 0.1))
 
     async def _job(self, gateway: Gateway, marker: str, model: str, leaves_after: float | None) -> None:
-        assert gateway.client is not None
-        jobs = gateway.client.jobs
         line = {
             "custom_id": marker,
             "url": "/v1/chat/completions",
@@ -396,25 +480,38 @@ class Load:
                 "user": marker,
             },
         }
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SUBMIT_S):
-                while True:
-                    try:
-                        receipt = await jobs.submit([line], idempotency_key=marker)
-                    except (CallFailed, RuntimeError) as failed:
-                        # Whether it was taken is not known; the key makes it safe to ask again. A client that was
-                        # closed meanwhile says so with a RuntimeError.
-                        if isinstance(failed, RuntimeError) or not gateway.usable:
-                            return
-                        await asyncio.sleep(0.1)
-                        continue
-                    break
-                job = receipt.jobs[0].id
-                self._world.jobs[job] = marker
-                if leaves_after is not None:
-                    await asyncio.sleep(leaves_after)
-                    with contextlib.suppress(CallFailed):
-                        await jobs.cancel(job)
+        await job_accepted(self._world, gateway, line, leaves_after_s=leaves_after)
+
+
+async def job_accepted(
+    world: World, gateway: Gateway, line: Mapping[str, Any], *, secret: str = KEY, leaves_after_s: float | None = None
+) -> bool:
+    """One job, handed in until it is taken or the time is over; taken back after so many seconds. False: not taken."""
+    jobs = gateway.clients[secret].jobs
+    marker = line["custom_id"]
+    taken = False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_SUBMIT_S):
+            while True:
+                try:
+                    receipt = await jobs.submit([dict(line)], idempotency_key=marker)
+                except (CallFailed, RuntimeError) as failed:
+                    # Whether it was taken is not known; the key makes it safe to ask again. A client that was
+                    # closed meanwhile says so with a RuntimeError.
+                    if isinstance(failed, RuntimeError) or not gateway.usable:
+                        return False
+                    await asyncio.sleep(0.1)
+                    continue
+                break
+            taken = True
+            job = receipt.jobs[0].id
+            world.jobs[job] = marker
+            world.jobs_of[job] = secret
+            if leaves_after_s is not None:
+                await asyncio.sleep(leaves_after_s)
+                with contextlib.suppress(CallFailed):
+                    await jobs.cancel(job)
+    return taken
 
 
 async def asked(
@@ -447,7 +544,7 @@ async def asked(
         async with asyncio.timeout(leaves_after_s):
             outcome: Outcome | None
             if stream:
-                outcome = await _streamed(client, request, leaves_at, timeout_s)
+                outcome = await streamed(client, request, leaves_at, timeout_s)
             else:
                 outcome = (await client.complete(request, timeout_s=timeout_s)).outcome
         if outcome is not None:
@@ -464,9 +561,10 @@ async def asked(
     return heard
 
 
-async def _streamed(
+async def streamed(
     client: AsyncClient, request: CompletionRequest, leaves_at: int | None, timeout_s: float
 ) -> Outcome | None:
+    """The outcome of a stream that is read to its end; None where its caller leaves it with its chunk `leaves_at`."""
     content = 0
     async with client.stream(request, timeout_s=timeout_s) as chunks:
         async for chunk in chunks:
@@ -478,6 +576,25 @@ async def _streamed(
                     return None
                 content += 1
     raise AssertionError("a stream that ends without `finished` raises")
+
+
+#: Of every configuration.
+SHORT_TIMES: Final = f"""
+        [routing]
+        settlement_patience_s = 1.0
+        [admission]
+        lease_s = {LEASE_S}
+        margin_s = {MARGIN_S}
+        unconfirmed_grant_s = 1.0
+        rescan_s = 0.3
+        statement_s = {STATEMENT_S}
+        retry_s = {RETRY_S}
+        [jobs]
+        concurrency = 8
+        upkeep_s = 0.5
+        retry_delay_s = 0.2
+        write_patience_s = 3.0
+"""
 
 
 def configuration(provider_url: str) -> str:
@@ -509,21 +626,11 @@ def configuration(provider_url: str) -> str:
         queue = 100
         first_cooldown_s = 0.5
         longest_cooldown_s = 1.0
-        [routing]
-        settlement_patience_s = 1.0
-        [admission]
-        lease_s = {LEASE_S}
-        margin_s = {MARGIN_S}
-        unconfirmed_grant_s = 1.0
-        rescan_s = 0.3
-        statement_s = {STATEMENT_S}
-        retry_s = {RETRY_S}
-        [jobs]
-        concurrency = 8
-        upkeep_s = 0.5
-        retry_delay_s = 0.2
-        write_patience_s = 3.0
+        {SHORT_TIMES}
     """
+
+
+USUAL: Final = Setup(configuration=configuration)
 
 
 @asynccontextmanager
@@ -536,6 +643,9 @@ async def world(
     pooled: bool = False,
     small: Literal["server", "gateway"] | None = None,
     times: int = 1,
+    setup: Setup | None = None,
+    requests: int = 0,
+    tell: Callable[[str], None] = _nothing,
     server_environ: Mapping[str, str] | None = None,
     gateway_environ: Sequence[Mapping[str, str]] = (),
 ) -> AsyncIterator[World]:
@@ -544,6 +654,7 @@ async def world(
     `pooled`: the gateways reach the server through a pooler, but for LISTEN.
     `small`: who is on a disk with little room.
     """
+    setup = setup or USUAL
     directory = Path(tempfile.mkdtemp(prefix="tollbridge-faults-"))
     seed = report.seed
     async with AsyncExitStack() as stack:
@@ -572,9 +683,12 @@ async def world(
             pooler=shared,
             disk=disk,
             times=times,
+            setup=setup,
+            requests=requests,
+            tell=tell,
         )
         config = directory / "tollbridge.toml"
-        config.write_text(configuration(provider.url))
+        config.write_text(setup.configuration(provider.url))
         for number in range(gateways):
             behind = server.url() if shared is None else shared.url
             proxy = await stack.enter_async_context(postgres_proxy(behind, seed=f"proxy {seed} {number}"))

@@ -39,6 +39,7 @@ FAILOVER: Final = "gateway/failover.py"
 PIPELINE: Final = "gateway/pipeline.py"
 SETTLING: Final = "gateway/settling.py"
 JOURNAL: Final = "metering/journal.py"
+RECORD: Final = "metering/sql/functions/10_record.sql"
 
 
 def _pooled(*names: str) -> tuple[str, ...]:
@@ -1742,4 +1743,55 @@ _KEYS: Final = [
     ),
 ]
 
-MUTANTS: Final = [*_ADMISSION, *_BREAKER, *_STREAMS, *_TIME, *_KEYS]
+_PROPERTY: Final = (
+    "tests/property/test_ledger_properties.py"
+    "::test_counters_are_the_sum_of_the_attempts_after_any_order_of_ends_replays_corrections_and_crashes"
+)
+_NAMES: Final = (
+    "tests/property/test_ledger_properties.py::test_names_of_several_words_are_counted_apart_however_they_are_written"
+)
+
+_MONEY: Final = [
+    _m(
+        24,
+        "what is corrected is still counted as unknown",
+        RECORD,
+        "(l.state = 'unknown')::int - (l.was = 'unknown')::int as unknown_attempts",
+        "(l.state = 'unknown')::int as unknown_attempts",
+        (_PROPERTY,),
+    ),
+    _m(
+        24,
+        "two tags can have one counter",
+        RECORD,
+        "l.key_day_name || array[t.key, t.value]::text, l.day",
+        "l.key_day_name || t.key || ',' || t.value, l.day",
+        (_NAMES,),
+    ),
+    _m(
+        25,
+        "a correction is written over the settlement",
+        RECORD,
+        "case when l.was = 'open' then 0 else coalesce((l.facts ->> 'correction')::integer, 0) + 1 end",
+        "0",
+        (_PROPERTY,),
+    ),
+    _m(
+        26,
+        "a bound is rounded down",
+        "metering/cost.py",
+        "_UPWARDS = Context(prec=60, rounding=ROUND_CEILING)",
+        "_UPWARDS = Context(prec=60, rounding=ROUND_HALF_EVEN)",
+        ("tests/unit/metering/test_cost.py::test_a_bound_rounds_up",),
+    ),
+    _m(
+        27,
+        "a day is UTC's",
+        ACQUIRE,
+        "(x.raw at time zone p_zone)::date as day",
+        "(x.raw at time zone 'UTC')::date as day",
+        ("tests/integration/test_day_boundary.py::test_a_day_that_there_never_was_has_no_charges",),
+    ),
+]
+
+MUTANTS: Final = [*_ADMISSION, *_BREAKER, *_STREAMS, *_TIME, *_KEYS, *_MONEY]
