@@ -3,7 +3,6 @@ The day of an attempt is that of its grant, by the database's clock, in the decl
 
 The clock of these databases is one that the tests set: whoever connects finds it in the place of PostgreSQL's own. So a
 millisecond before midnight, a day of 23 hours and one that there never was need neither waiting nor another machine.
-`python -m tests.faults --only a_day_ends_and_is_23_hours_long` moves the clock of a whole server instead.
 """
 
 from __future__ import annotations
