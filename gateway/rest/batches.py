@@ -23,6 +23,7 @@ from gateway.jobs.batches import Batches
 from gateway.jobs.formats import PROTOCOL_OF
 from gateway.jobs.submission import new_submission_id
 from gateway.rest.endpoint import Endpoint, Exchange
+from gateway.rest.fields import refuse_headers
 from gateway.rest.files import Identified, bounds, id_of, limit_of, seconds
 from gateway.rest.jobs import content_store, idempotency_key
 from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
@@ -136,6 +137,7 @@ def routes(*, batches: Batches, may_be_told: Callable[[str], object]) -> list[En
 
     async def create(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
+        refuse_headers(exchange.request.headers)
         key = idempotency_key(exchange)
         asked = await exchange.json(BatchRequest)
         if asked.webhook_url is not None:

@@ -298,6 +298,13 @@ def options_from_headers(
     return Options(**{"klass": klass, **_given(headers, _BY_HEADER, others=_JOBS_BY_HEADER if job else {})})
 
 
+def refuse_headers(headers: CIMultiDictProxy[str]) -> None:
+    """Where many requests are handed in at once, each says for itself what it is. Raises InvalidRequest."""
+    for name in headers:
+        if name.lower().startswith(HEADER_PREFIX):
+            raise InvalidRequest("is for single calls: each of many says it for itself", param=name.lower())
+
+
 def wishes_from_headers(headers: CIMultiDictProxy[str]) -> Wishes:
     """What only a job has, of `x-tollbridge-...` headers. Raises as `options_from_headers` does."""
     return Wishes(**_given(headers, _JOBS_BY_HEADER, others=_BY_HEADER))

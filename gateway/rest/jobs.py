@@ -38,7 +38,7 @@ from gateway.outcome import Outcome, RouteReport
 from gateway.rest.apis import error_headers
 from gateway.rest.body import decode
 from gateway.rest.endpoint import Endpoint, Exchange, plain, usd
-from gateway.rest.fields import FIELDS, IDEMPOTENCY_KEY, MAX_IDEMPOTENCY_KEY_CHARS
+from gateway.rest.fields import FIELDS, IDEMPOTENCY_KEY, MAX_IDEMPOTENCY_KEY_CHARS, refuse_headers
 from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
 from gateway.rest.status import Error, error_body
 from metering.usage import Usage
@@ -235,6 +235,7 @@ def routes(
 
     async def submit(exchange: Exchange) -> web.StreamResponse:
         exchange.query(())
+        refuse_headers(exchange.request.headers)
         key = idempotency_key(exchange)
         digest = hashlib.sha256()
         idempotency = None if key is None else Idempotency(key=key, digest=digest.digest)

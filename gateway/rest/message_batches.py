@@ -38,7 +38,7 @@ from gateway.rest.batches import WINDOWS
 from gateway.rest.body import decode
 from gateway.rest.chat import BetaQuery, Betas, wanted_betas
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
-from gateway.rest.fields import FIELDS, HEADER_PREFIX
+from gateway.rest.fields import FIELDS, refuse_headers
 from gateway.rest.files import Identified, bounds, id_of, limit_of
 from gateway.rest.jobs import RESULTS_PAGE, content_store, idempotency_key
 from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
@@ -358,9 +358,7 @@ def _read(body: bytes) -> _Body:
 
 def _refuse_headers(exchange: Exchange) -> None:
     """What a batch cannot act on. What is asked of a single request is said beside its `params`."""
-    for name in exchange.request.headers:
-        if name.lower().startswith(HEADER_PREFIX):
-            raise InvalidRequest("is for single calls: a request of a batch says it for itself", param=name.lower())
+    refuse_headers(exchange.request.headers)
     for beta in wanted_betas(exchange):
         if beta not in _BETAS:
             raise InvalidRequest(

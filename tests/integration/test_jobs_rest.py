@@ -98,6 +98,17 @@ async def test_a_single_bad_job_is_refused_with_its_own_code_and_nothing_is_kept
     assert await world.count("failed") == 0
 
 
+async def test_what_a_header_says_of_a_single_call_is_refused_for_many_at_once(
+    client: httpx.AsyncClient, world: World
+) -> None:
+    headers = {"x-tollbridge-session-id": "s"}
+    batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    for path, body in (("/v1/jobs", line("a")), ("/v1/batches", batch)):
+        answer = await client.post(path, json=body, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-tollbridge-session-id"), path
+    assert await world.count("queued") == 0
+
+
 async def test_lines_that_are_all_bad_are_refused_with_every_fault_and_nothing_is_kept(
     client: httpx.AsyncClient, world: World
 ) -> None:
