@@ -94,15 +94,20 @@ def answers(draw: st.DrawFn) -> ChatResponse:
 
 
 def _told(answer: ChatResponse) -> dict[str, Any]:
-    """What a reader of the rendered answer must find: a block without a name of its own was given one."""
+    """
+    What a reader of the rendered answer must find: a block without a name of its own was given one, and a picture is
+    one of the calls that OpenAI bills.
+    """
     (choice,) = answer.choices
     named = tuple(
         thought if thought.id is not None else msgspec.structs.replace(thought, id=f"rs_made_resp_1_{i}")
         for i, thought in enumerate(choice.reasoning)
     )
-    return _read(
-        gathered_response(msgspec.structs.replace(answer, choices=(msgspec.structs.replace(choice, reasoning=named),)))
-    )
+    usage = answer.usage
+    if choice.images:
+        usage = msgspec.structs.replace(usage, units={"image_generation": len(choice.images)})
+    choices = (msgspec.structs.replace(choice, reasoning=named),)
+    return _read(gathered_response(msgspec.structs.replace(answer, choices=choices, usage=usage)))
 
 
 def _read(told: dict[str, Any]) -> dict[str, Any]:
