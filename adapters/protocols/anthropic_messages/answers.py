@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -127,6 +127,10 @@ class Tally:
         return msgspec.structs.replace(usage, units=dict(self._units)) if self._units else usage
 
 
+#: Places that nothing was asked to stay in; older models cannot be asked.
+_ANYWHERE: Final = frozenset({"global", "not_available"})
+
+
 def _billed(raw: msgspec.Raw) -> dict[str, int]:
     """
     Uses of the provider's own tools that cost something beside their tokens, by kind: all but fetching a page.
@@ -149,12 +153,18 @@ def _billed(raw: msgspec.Raw) -> dict[str, int]:
 
 def tier_of(wire: UsageOut | None) -> str | None:
     """
-    The tier that served. A call in fast mode is told by its speed, and has prices of its own.
+    The tier that served. A call in fast mode is told by its speed, and has prices of its own; one that was to stay in
+    some place costs more, and that is told beside the tier: "geo_us", "fast-geo_us".
     https://platform.claude.com/docs/en/build-with-claude/fast-mode
+    https://platform.claude.com/docs/en/manage-claude/data-residency
     """
     if wire is None:
         return None
-    return "fast" if wire.speed == "fast" else service_tier(wire.service_tier)
+    tier = "fast" if wire.speed == "fast" else service_tier(wire.service_tier)
+    place = service_tier(wire.inference_geo)
+    if place is None or place in _ANYWHERE:
+        return tier
+    return f"geo_{place}" if tier is None or tier == "standard" else f"{tier}-geo_{place}"
 
 
 def _usage_of(wire: Figures) -> Usage:
@@ -217,6 +227,7 @@ def read_figures(raw: msgspec.Raw) -> UsageOut | None:
         output_tokens=known.get("output_tokens"),
         service_tier=loose.get("service_tier"),
         speed=loose.get("speed"),
+        inference_geo=loose.get("inference_geo"),
     )
 
 

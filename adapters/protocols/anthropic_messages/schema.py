@@ -156,6 +156,7 @@ class UsageOut(Figures):
     #: Words, where they are as documented.
     service_tier: Any = None
     speed: Any = None
+    inference_geo: Any = None
 
 
 class StopDetails(Wire):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -85,6 +86,7 @@ _EMPTY = frozenset({b"", b"null", b"{}", b"[]", b'""'})
 _chunk = msgspec.json.Decoder(schema.Chunk)
 _loose_chunk = msgspec.json.Decoder(schema.LooseChunk)
 _logprobs = msgspec.json.Decoder(schema.LogprobsResult)
+_grounding = msgspec.json.Decoder(schema.Grounding)
 
 
 #: https://ai.google.dev/api/generate-content#Modality. A document counts as text, which it costs as much as.
@@ -209,6 +211,45 @@ def _counts(known: int | None, new: int | None) -> bool:
     return new is not None and (new > 0 or (new == 0 and known is None)) and new < 2**31
 
 
+class Grounded(msgspec.Struct, frozen=True):
+    """What was looked up for a candidate. The usage does not tell it, and it is billed beside the tokens."""
+
+    searches: int = 0
+    #: Places were looked up, too.
+    maps: bool = False
+
+    def and_later(self, raw: msgspec.Raw) -> Grounded:
+        """A stream tells it again, in part or whole."""
+        if (known := given(raw)) is None:
+            return self
+        try:
+            wire = _grounding.decode(known)
+        except (msgspec.DecodeError, RecursionError):
+            return self
+        return Grounded(
+            searches=max(self.searches, len(wire.web_search_queries or ())),
+            maps=self.maps or any(given(chunk.maps) is not None for chunk in wire.grounding_chunks or ()),
+        )
+
+
+NOT_GROUNDED: Final = Grounded()
+#: Of these a prompt that is answered with searches is billed once, however many there were; of later ones each search.
+_BILLED_BY_PROMPT = re.compile(r"(?:models/)?gemini-[12](?![0-9])")
+
+
+def grounding_of(readers: Iterable[Reader], model: str | None) -> dict[str, int] | None:
+    """
+    What was looked up, by kind and as it is billed; None: nothing.
+    https://ai.google.dev/gemini-api/docs/google-search#pricing
+    """
+    found = [reader.grounded for reader in readers]
+    searches = sum(one.searches for one in found)
+    if searches and _BILLED_BY_PROMPT.match(model or ""):
+        searches = 1
+    units = {"web_search": searches, "maps": int(any(one.maps for one in found))}
+    return {kind: count for kind, count in units.items() if count} or None
+
+
 class Reader:
     """
     One candidate's parts, as they come, to events. Consecutive thoughts are one block, until one is signed.
@@ -227,6 +268,7 @@ class Reader:
         "_partial",
         "block",
         "finish",
+        "grounded",
         "said",
     )
 
@@ -243,6 +285,8 @@ class Reader:
         self._calls = 0
         self._partial: PartialCall | None = None
         self._looked_into: bytes | None = None
+        #: What the provider looked up for it.
+        self.grounded = NOT_GROUNDED
         self.said = False
 
     @property
@@ -279,6 +323,7 @@ class Reader:
             is wire.continuation_token
             is ABSENT
         ):
+            self.grounded = self.grounded.and_later(wire.grounding_metadata)
             for field, kind in _OMITTED_OF_CANDIDATE:
                 if bytes(getattr(wire, field)) not in _EMPTY:
                     self._omitted[kind] = None
@@ -439,9 +484,10 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
     figures, omitted = Figures(), dict[str, None]()
     if chunk.usage_metadata is not None:
         figures.take(chunk.usage_metadata)
-    choices = []
+    choices, readers = [], []
     for wire in chunk.candidates or ():
         reader, events = Reader(wire.index, omitted), list[Event]()
+        readers.append(reader)
         reader.take(wire, body, chunk.response_id, events)
         native = reader.finish or blocked
         if native is None or reader.pending:
@@ -456,7 +502,7 @@ def parse_answer(headers: Mapping[str, str], body: bytes) -> ChatResponse:
         choices.append(Choice(index=0, stop_reason=StopReason.CONTENT_FILTER, native_stop_reason=blocked or ""))
     return ChatResponse(
         choices=tuple(choices),
-        usage=figures.usage,
+        usage=msgspec.structs.replace(figures.usage, units=grounding_of(readers, chunk.model_version)),
         response_id=chunk.response_id or None,
         served_model=chunk.model_version or None,
         provider_request_id=request_id(headers),

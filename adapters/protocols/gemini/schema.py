@@ -56,6 +56,15 @@ class Content(Wire):
     parts: tuple[Part, ...] | None = None
 
 
+class GroundingChunk(Wire):
+    maps: msgspec.Raw = ABSENT
+
+
+class Grounding(Wire, rename="camel"):
+    web_search_queries: tuple[str, ...] | None = None
+    grounding_chunks: tuple[GroundingChunk, ...] | None = None
+
+
 class Candidate(Wire, rename="camel"):
     index: int = 0
     content: Content | None = None

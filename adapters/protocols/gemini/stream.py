@@ -19,6 +19,7 @@ from adapters.errors import Broken
 from adapters.protocols.gemini import answers, failures
 from adapters.sse import ServerSentEvent
 from adapters.streams import ProvenStream
+from metering.usage import Usage
 
 _NAMES = frozenset({"", "message", "error"})
 _payloads = msgspec.json.Decoder(list[msgspec.Raw])
@@ -118,4 +119,6 @@ class GeminiStream(ProvenStream):
             self._fail(Broken("the stream ended before each candidate had a finish reason", code="no_terminal"))
             return
         self._tier = answers.served_tier(self._headers, self._figures)
+        if (units := answers.grounding_of(self._readers.values(), self._model)) is not None:
+            events.append(UsageReport(usage=Usage(units=units)))
         self._finish(ends, events, self._omitted)

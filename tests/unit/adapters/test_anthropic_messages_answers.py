@@ -616,3 +616,31 @@ def test_searches_of_the_providers_own_tools_are_billed_apart_from_tokens(used, 
     body = {"type": "message", "content": [], "stop_reason": "end_turn", "usage": usage}
     read = PROTOCOL.parse_response(200, {}, json.dumps(body).encode()).usage
     assert read == Usage(input_total=1, output_total=2, units=units)
+
+
+@pytest.mark.parametrize(
+    ("told_so", "tier"),
+    [
+        ({"inference_geo": "us"}, "geo_us"),
+        ({"inference_geo": "us", "service_tier": "standard"}, "geo_us"),
+        ({"inference_geo": "us", "service_tier": "priority"}, "priority-geo_us"),
+        ({"inference_geo": "us", "speed": "fast"}, "fast-geo_us"),
+        ({"inference_geo": "global", "service_tier": "standard"}, "standard"),
+        ({"inference_geo": "not_available"}, None),
+        ({"inference_geo": None}, None),
+        ({"inference_geo": 7}, None),
+        ({"inference_geo": "two words"}, "geo_other"),
+    ],
+)
+def test_a_call_that_had_to_stay_in_some_place_is_told_by_its_tier(told_so, tier):
+    figures = {"input_tokens": 7, "output_tokens": 3, **told_so}
+    whole = {
+        "type": "message",
+        "id": "m",
+        "role": "assistant",
+        "model": "c",
+        "content": [{"type": "text", "text": "a"}],
+        "stop_reason": "end_turn",
+        "usage": figures,
+    }
+    assert PROTOCOL.parse_response(200, {}, json.dumps(whole).encode()).service_tier == tier

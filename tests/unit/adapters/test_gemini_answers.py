@@ -280,3 +280,45 @@ def test_a_failed_end_says_whether_content_came_with_it():
             PROTOCOL.parse_response(200, {}, body)
         assert caught.value.after_content is came
         assert caught.value.error_class is ErrorClass.TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("model", "queries", "maps", "units"),
+    [
+        ("gemini-3.5-flash", [["a"], ["a", "b"]], False, {"web_search": 2}),
+        ("gemini-2.5-flash", [["a", "b"], ["a", "b"]], False, {"web_search": 1}),
+        ("models/gemini-2.0-flash-001", [["a"], []], True, {"web_search": 1, "maps": 1}),
+        ("gemini-20-flash", [["a", "b"], []], False, {"web_search": 2}),
+        ("gemini-3.5-flash", [[], []], True, {"maps": 1}),
+        ("gemini-3.5-flash", [[], []], False, None),
+    ],
+)
+def test_what_was_looked_up_is_counted_as_it_is_billed_however_often_it_is_told(model, queries, maps, units):
+    places = [{"maps": {"uri": "u"}}] if maps else [{"web": {"uri": "u"}}]
+
+    def chunk(found: list[str], finish: str | None) -> bytes:
+        said: dict[str, Any] = {"content": {"parts": [{"text": "a"}]}}
+        said["groundingMetadata"] = {"webSearchQueries": found, "groundingChunks": places}
+        if finish:
+            said["finishReason"] = finish
+        figures = {"promptTokenCount": 7, "candidatesTokenCount": 3}
+        return json.dumps({"candidates": [said], "usageMetadata": figures, "modelVersion": model}).encode()
+
+    all_of_it = max(queries, key=len)
+    whole = PROTOCOL.parse_response(200, {}, chunk(all_of_it, "STOP"))
+    assert whole.usage == Usage(input_total=7, output_total=3, units=units)
+    body = b"".join(b"data: " + one + b"\n\n" for one in (chunk(queries[0], None), chunk(queries[1], "STOP")))
+    events, error = parsed(PROTOCOL.new_parser(ENDPOINT, {}), [body])
+    assert error is None
+    told = Usage()
+    for event in events:
+        if isinstance(event, UsageReport):
+            told = told.merge(event.usage)
+    assert told == Usage(input_total=7, output_total=3, units=units)
+
+
+@pytest.mark.parametrize("strange", [7, "x", [], {"webSearchQueries": 7}, {"groundingChunks": [7]}, None])
+def test_words_about_searches_that_are_none_do_no_harm(strange):
+    said = {"content": {"parts": [{"text": "a"}]}, "finishReason": "STOP", "groundingMetadata": strange}
+    answer = PROTOCOL.parse_response(200, {}, json.dumps({"candidates": [said]}).encode())
+    assert (answer.choices[0].text, answer.usage.units) == ("a", None)
