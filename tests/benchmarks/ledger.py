@@ -10,6 +10,7 @@ tags as agents have them. A figure is the median of the rounds, a ratio the medi
     python -m tests.benchmarks.ledger --rows 100000 --rounds 3     a first look
     python -m tests.benchmarks.ledger --without invocation_run     two databases of one row, one without this index
     python -m tests.benchmarks.ledger --keep DIRECTORY --drop      who settles while the oldest month is dropped
+    python -m tests.benchmarks.ledger --small-wal                  checkpoints each half minute
     python -m tests.benchmarks.ledger --keep DIRECTORY             the databases stay there, and are used again
 """
 
@@ -43,6 +44,9 @@ ROWS: Final = 10_000_000
 CASES: Final = {"alone": (1, 1), "busy": (2, 16)}
 #: Rows of one INSERT.
 _CHUNK: Final = 100_000
+#: What a server is given that writes so much: its checkpoints come by time. With the embedded server's 1 GB one comes
+#: each half minute, and after each every page is written whole once.
+_BY_TIME: Final = {"max_wal_size": "16GB", "checkpoint_timeout": "15min"}
 #: Of a server that does nothing else, and is started again before anything is measured.
 _LOADING: Final = {"shared_buffers": "1GB", "max_wal_size": "16GB"}
 #: The goal: within so much of each other.
@@ -310,10 +314,16 @@ async def _drop(world: World, seconds: float, console: Console) -> None:
         )
 
 
+def _settings(options: argparse.Namespace) -> Mapping[str, str]:
+    if options.load_only:
+        return _LOADING
+    return {} if options.small_wal else _BY_TIME
+
+
 async def _run(options: argparse.Namespace, console: Console) -> bool:
     """False where the goal is missed."""
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(opened(options.keep, SERVER | (_LOADING if options.load_only else {})))
+        one = await stack.enter_async_context(opened(options.keep, {**SERVER, **_settings(options)}))
         full = await second(one, "other")
         for world in (one, full):
             stack.push_async_callback(world.stop_workers)
@@ -364,6 +374,7 @@ def main() -> None:
     parser.add_argument("--without", metavar="INDEX", help="what an index costs: two databases of one row")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="of the server; it stays, and keeps no numbers")
     parser.add_argument("--load-only", action="store_true", help="with --keep: measure another time")
+    parser.add_argument("--small-wal", action="store_true", help="with the embedded server's own max_wal_size")
     parser.add_argument("--drop", action="store_true", help="drop three months, one after another")
     options = parser.parse_args()
     only_warnings()
