@@ -47,7 +47,7 @@ from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
 from gateway.router import Route
 from gateway.settling import Settling, Unacknowledged
 from gateway.standing import of_money
-from metering.cost import decimal_string
+from metering.cost import Reason, State, decimal_string
 from metering.ledger import CountersAfter, Intent, Record
 from metering.usage import NOTHING, Usage
 
@@ -495,7 +495,7 @@ class Attempt:
             status=self.status(),
             ended=self._ended(),
             usd=None if cost.usd is None else decimal_string(cost.usd),
-            upper_bound_usd=None if cost.upper_bound_usd is None else decimal_string(cost.upper_bound_usd),
+            upper_bound_usd=bound_of(cost),
             cost_reason=cost.reason,
             price_version=cost.price_version,
             input_total=self.usage.input_total,
@@ -665,6 +665,16 @@ class Attempts:
             day=after.day,
         )
         return Receipt(acknowledged=True, counters=counters)
+
+
+def bound_of(cost: Cost) -> str | msgspec.UnsetType | None:
+    """What the ledger is told of the most that it can be, beside the bound of its intent."""
+    if cost.upper_bound_usd is not None:
+        return decimal_string(cost.upper_bound_usd)
+    # Figures that cannot be believed say nothing. Whatever else leaves no bound has something in it that the intent's
+    # does not have.
+    unbounded = cost.state == State.UNKNOWN and cost.reason != Reason.IMPLAUSIBLE
+    return None if unbounded else msgspec.UNSET
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

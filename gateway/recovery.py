@@ -29,11 +29,14 @@ from gateway.database import StoreUnavailable, store_errors
 from gateway.liveness import Liveness
 from gateway.outcome import AttemptReport, Cost, Outcome, RouteReport
 from gateway.provider import Provider
-from metering.cost import decimal_string
+from metering.cost import Reason, decimal_string
 from metering.ledger import Ledger, LedgerAttempt, Record
 from metering.usage import Usage
 
 log: Final = structlog.get_logger("gateway")
+
+#: What of an answer may cost more than was reckoned before it was asked for.
+_BEYOND_THE_INTENT: Final = frozenset({Reason.UNPRICED_UNITS, Reason.UNPRICED_SERVICE_TIER})
 
 #: How long a settlement is waited for before the job is left for the next round.
 _PATIENCE_S: Final = 2.0
@@ -138,7 +141,7 @@ class Recovery:
             status="success",
             ended="complete",
             usd=None if cost.usd is None else decimal_string(cost.usd),
-            upper_bound_usd=facts.get("upper_bound_usd") if cost.usd is None else None,
+            upper_bound_usd=None if cost.reason in _BEYOND_THE_INTENT else msgspec.UNSET,
             cost_reason=cost.reason,
             price_version=cost.price_version,
             input_total=usage.input_total,

@@ -64,7 +64,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: "complete", "error", "error_in_stream", "broken", "cancelled", "not_dispatched", "lost".
     ended: str
     usd: str | None = None
-    upper_bound_usd: str | None = None
+    #: None: what is known now passes the bound of the intent, and there is no other. Unset: that of the intent.
+    upper_bound_usd: str | msgspec.UnsetType | None = msgspec.UNSET
     cost_reason: str | None = None
     price_version: str | None = None
     input_total: int | None = None

@@ -114,7 +114,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        return not self.differing and not self.foreign_currencies
+        # Many rows may each be within the tolerance, and together beyond it.
+        return not self.differing and not self.sums.differs and not self.foreign_currencies
 
 
 #: A date or a snapshot's number at the end of a model's name, by which an alias and what it stands for differ.

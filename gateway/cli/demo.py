@@ -126,7 +126,7 @@ def _tour(out: Console, provider: str, running: Running) -> list[Check]:
 
     gateway = remote.Remote(running.rest, running.key)
     with contextlib.closing(gateway):
-        out.rule("jobs over REST", align="left")
+        tables.heading(out, "jobs over REST")
         out.print(f"submitting {len(lines)} requests, {len(requests):,} bytes of JSONL, line {malformed} is malformed")
         receipt = gateway.post("/v1/jobs", jobs.with_session(requests, SESSION), media_type="application/x-ndjson")
         submission = receipt["submission_id"]
@@ -135,11 +135,11 @@ def _tour(out: Console, provider: str, running: Running) -> list[Check]:
         counted = jobs.watch_submission(gateway, submission, len(lines), out=out, note=occupied.look)
         out.print()
 
-        out.rule("a stream over gRPC", align="left")
+        tables.heading(out, "a stream over gRPC")
         finished = asyncio.run(_stream(out, running))
         out.print("\n")
 
-        out.rule("what it came to", align="left")
+        tables.heading(out, "what it came to")
         jobs.show_statuses(out, counted)
         jobs.show_refused(out, receipt["errors"])
         jobs.write_results(gateway, results_file, submission_id=submission)

@@ -65,7 +65,13 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        return self.result.agrees and self.complete
+        return self.result.agrees and self.complete and self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Of each form the last page is there, which says that there are no more."""
+        forms = {export.form for export in self.exports}
+        return all(any(export.whole for export in self.exports if export.form is form) for form in forms)
 
 
 def _day(_ctx: click.Context, _option: click.Parameter, given: str | None) -> date | None:
@@ -362,6 +368,10 @@ def _verdict(found: _Found) -> str:
             f"{len(result.differing)} of {len(result.rows)} rows differ"
             + (f", {fitting} of them by no more than attempts of unknown cost can be" if fitting else "")
         )
+    elif result.sums.differs:
+        reasons.append("each row is within the tolerance, and their sum is not")
+    if not found.whole:
+        reasons.append("the export says itself that there is more of it")
     if result.foreign_currencies:
         reasons.append(f"amounts in {', '.join(result.foreign_currencies)} could not be compared")
     if not found.complete:

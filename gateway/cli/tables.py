@@ -37,6 +37,13 @@ def table(
     out.print()
 
 
+def heading(out: Console, title: str) -> None:
+    """A line across a terminal; in a pipe as wide as what people read."""
+    out.rule(title, align="left") if out.is_terminal else out.print(
+        f"-- {title} {'-' * max(76 - len(title), 2)}", markup=False
+    )
+
+
 def text(content: str, style: str) -> Text:
     return Text(content, style=style)
 

@@ -89,5 +89,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     first: datetime | None = None
     #: Not included.
     last: datetime | None = None
+    #: It does not say itself that there is more.
+    whole: bool = True
     #: What a reader of the comparison must know.
     notes: list[str] = []

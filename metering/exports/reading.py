@@ -120,7 +120,8 @@ def _pages(file: str, text: str) -> Export:
     if found is None:
         raise Refused(file, f"has no result, so that nothing tells costs from usage; {_LOOKED_FOR}")
     notes = [_AUDIO_NOTE.format(file)] if audio else []
-    if pages[-1][1].get("has_more") is True:
+    whole = pages[-1][1].get("has_more") is not True
+    if not whole:
         notes.append(f"{file}: its last page says that there are more; only what is in it is compared")
     return Export(
         file=file,
@@ -128,6 +129,7 @@ def _pages(file: str, text: str) -> Export:
         lines=lines,
         first=min(start for start, _ in spans),
         last=max(end for _, end in spans),
+        whole=whole,
         notes=notes,
     )
 

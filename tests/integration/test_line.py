@@ -463,3 +463,21 @@ async def test_a_model_may_be_pinned_to_a_provider(world):
     line, *_ = world
     completion = await line.pipeline.complete(call("second/m"))
     assert [a.route.provider for a in completion.outcome.attempts] == ["second"]
+
+
+async def test_a_bound_that_the_answer_passes_is_not_kept(database_url, tmp_path):
+    """Served at a tier that nobody has a price for: what it can cost at most is not what was reckoned before."""
+    async with two_providers(database_url, tmp_path) as (line, first, _):
+        await first.set_faults(service_tier="priority")
+        completion = await line.pipeline.complete(call("only"))
+        assert (completion.outcome.cost.reason, completion.outcome.cost.upper_bound_usd) == (
+            "unpriced_service_tier",
+            None,
+        )
+        [row] = await line.invocations()
+        assert (row["state"], row["upper_bound_usd"], row["cost_reason"]) == ("unknown", None, "unpriced_service_tier")
+        [counted] = await line.rows(
+            "select unbounded_attempts, unknown_upper_bound_usd from control.counter where kind = 'total'"
+        )
+        assert tuple(counted) == (1, 0)
+        await line.audit()

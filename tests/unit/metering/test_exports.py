@@ -191,6 +191,7 @@ def test_pages_may_be_a_list_or_a_line_each(joined: Any) -> None:
     assert export.notes == []
     apart = read([(f"page {number}", json.dumps(page).encode()) for number, page in enumerate(pages)])
     assert [line for export in apart for line in export.lines] == export.lines
+    assert (export.whole, [page.whole for page in apart]) == (True, [False, False, True])
     [note] = one(joined(pages[:2])).notes
     assert "there are more" in note
 

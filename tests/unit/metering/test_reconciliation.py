@@ -166,3 +166,11 @@ def test_another_currency_is_told_apart_and_keeps_the_books_from_agreeing() -> N
 
 def test_a_credit_lowers_what_the_provider_has() -> None:
     assert compared([used(usd="2")], [cost(usd="5"), cost(usd="-3")]).agrees
+
+
+def test_rows_that_are_each_within_the_tolerance_do_not_agree_where_their_sum_is_not() -> None:
+    models = [f"m{n}" for n in range(300)]
+    result = compared([used(model, "0") for model in models], [cost(model, "0.009") for model in models])
+    assert result.differing == []
+    assert result.sums.differs
+    assert not result.agrees
