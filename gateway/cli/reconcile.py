@@ -232,6 +232,7 @@ def _reconcile(
     host = exports[0].form.host
     chosen = sorted(providers) or _providers_at(gateway, host)
     ours, at_work, zone, complete = _used(gateway, days, set(chosen))
+    _known(gateway, providers, ours)
     notes = [note for export in exports for note in export.notes]
     if zone not in _UTC:
         if by == "day":
@@ -262,6 +263,11 @@ def _reconcile(
         )
     except ValueError as error:
         raise Refused(exports[0].file, str(error)) from error
+    if not result.rows:
+        raise Failed(
+            f"there is nothing to compare from {days.first} to {days.last}: neither side has a line",
+            hint="Look at --from, --to and --only.",
+        )
     return _Found(
         days=days,
         by=by,
@@ -276,6 +282,16 @@ def _reconcile(
         notes=notes,
         complete=complete,
     )
+
+
+def _known(gateway: remote.Remote, providers: Sequence[str], ours: Sequence[Used]) -> None:
+    """Raises `Failed` for a provider that is not configured and was not used in the range."""
+    used = {one.provider for one in ours}
+    groups = gateway.get("/v1/groups")["groups"] if providers else ()
+    configured = {endpoint["provider"] for group in groups for endpoint in group.get("endpoints") or ()}
+    if strange := sorted(set(providers) - used - configured):
+        there = ", ".join(sorted(configured | used)) or "none"
+        raise Failed(f"there is no provider {strange[0]}, and was none in the range", hint=f"There are: {there}.")
 
 
 def _providers_at(gateway: remote.Remote, host: str) -> list[str]:

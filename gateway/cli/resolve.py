@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +14,10 @@ import msgspec
 from gateway.cli import remote, tables
 from gateway.cli.failure import Failed
 
-#: Of one call to the gateway.
-_AT_ONCE: Final = 500
+#: Of one call to the gateway, which refuses all where it refuses one.
+_AT_ONCE: Final = 10_000
+#: Where in a call a fault is.
+_PLACE: Final = re.compile(r" \(attempts\[(\d+)\](?:\.(\w+))?\)$")
 _COLUMNS: Final = ("ticket_id", "key_id", "debit_id", "attempt", "state", "usd", "note", "evidence")
 _WORDS: Final = {
     "resolved": "corrected",
@@ -64,26 +67,41 @@ def command(
     if path is not None:
         if ticket is not None or charged is not None or zero:
             raise click.UsageError("--file says which attempts and what they have cost: give nothing beside it")
-        proofs = list(_read(path))
+        numbered = list(_read(path))
+        if not numbered:
+            raise Failed(f"{path} names no attempt")
+        if len(numbered) > _AT_ONCE:
+            raise Failed(f"{path} names {len(numbered):,} attempts, and {_AT_ONCE:,} can be corrected at once")
+        numbers, proofs = [number for number, _ in numbered], [proof for _, proof in numbered]
     else:
         if ticket is None:
             raise click.UsageError("name the attempt by its ticket id, or give --file")
         if zero is (charged is not None):
             raise click.UsageError("say what it has cost: --charged USD or --zero")
-        proofs = [{"ticket_id": ticket, "state": "zero"} if zero else _charged(ticket, charged)]
+        numbers, proofs = [], [{"ticket_id": ticket, "state": "zero"} if zero else _charged(ticket, charged)]
     for proof in proofs:
         proof.update({name: text for name, text in (("note", note), ("evidence", evidence)) if text})
-    told: list[dict[str, Any]] = []
     with remote.reach(url, key) as gateway:
-        for at in range(0, len(proofs), _AT_ONCE):
-            body = msgspec.json.encode({"attempts": proofs[at : at + _AT_ONCE]})
-            told += gateway.post("/v1/usage/resolve", body)["attempts"]
+        try:
+            told = gateway.post("/v1/usage/resolve", msgspec.json.encode({"attempts": proofs}))["attempts"]
+        except Failed as failed:
+            raise _at_its_line(failed, numbers) from failed
     if as_json:
         tables.json({"attempts": told})
     else:
         _show(proofs, told)
     if kept := sum(one["result"] not in {"resolved", "unchanged"} for one in told):
         raise Failed(f"{kept} of {len(told)} attempts were not corrected")
+
+
+def _at_its_line(failed: Failed, numbers: Sequence[int]) -> Failed:
+    """A fault of one attempt of a file, by the line that names it. Nothing was corrected."""
+    place = _PLACE.search(failed.message)
+    if place is None or int(place[1]) >= len(numbers):
+        return failed
+    what = f"{place[2]}: " if place[2] else ""
+    said = failed.message.removesuffix(place[0])
+    return Failed(f"line {numbers[int(place[1])]}: {what}{said}; nothing was corrected", code=failed.code)
 
 
 def _charged(ticket: str, usd: str | None) -> dict[str, Any]:
@@ -102,20 +120,25 @@ def _show(proofs: list[dict[str, Any]], told: list[dict[str, Any]]) -> None:
     tables.table(tables.console(), "corrections", ("attempt", "", "cost"), rows, numbers=("cost",))
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    """The attempts of a file. Raises `Failed` with the line of what is not understood."""
-    with click.open_file(str(path), encoding="utf-8-sig") as file:
-        text = file.read()
+def _read(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The attempts of a file, with their lines. Raises `Failed` with the line of what is not understood."""
+    with click.open_file(str(path), "rb") as file:
+        content = file.read()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Failed(f"line {line} is not UTF-8", hint="Save the file as CSV UTF-8.") from error
     if text.lstrip().startswith("{"):
         for number, line in enumerate(text.splitlines(), 1):
             if line.strip():
-                yield _of_json(line, number)
+                yield number, _of_json(line, number)
         return
     rows = csv.DictReader(text.splitlines())
     if unknown := [name for name in rows.fieldnames or () if name not in _COLUMNS]:
         raise Failed(f"line 1: there is no column {unknown[0]!r}; there are: {', '.join(_COLUMNS)}")
     for row in rows:
-        yield _of_csv(row, rows.line_num)
+        yield rows.line_num, _of_csv(row, rows.line_num)
 
 
 def _of_json(line: str, number: int) -> dict[str, Any]:

@@ -183,5 +183,7 @@ def _at_most(attempts: int, usd: str, unbounded: int) -> str:
     """What attempts can have cost, and how many of them have no bound: "3, at most $0.02, 1 without bound"."""
     if not attempts:
         return "-"
+    if unbounded >= attempts:
+        return f"{attempts:,}, without bound"
     bound = f", {unbounded:,} without bound" if unbounded else ""
     return f"{attempts:,}, at most {tables.usd(usd)}{bound}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -298,7 +299,7 @@ def _question(exchange: Exchange, query: Mapping[str, str]) -> Question:
         values["session"] = session
     group_by = _group_by(query)
     caller = exchange.caller
-    return Question(
+    question = Question(
         group_by=group_by,
         first=first,
         last=last,
@@ -306,9 +307,9 @@ def _question(exchange: Exchange, query: Mapping[str, str]) -> Question:
         key=_key(query),
         values=values,
         tag=_tag(query),
-        after=_after(query, group_by),
         limit=_limit(query),
     )
+    return msgspec.structs.replace(question, after=_after(query, question))
 
 
 def _group_by(query: Mapping[str, str]) -> tuple[str, ...]:
@@ -373,18 +374,25 @@ def _day(query: Mapping[str, str], name: str) -> date | None:
 
 
 class _Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a page ended, and by which words: with others it would point elsewhere."""
+    """Where a page ended, and of which question: with another it would point elsewhere."""
 
-    group_by: tuple[str, ...]
+    question: str
     after: tuple[str | None, ...]
 
 
 def _cursor(question: Question, after: tuple[str | None, ...]) -> str:
-    cursor = msgspec.json.encode(_Cursor(question.group_by, after))
+    cursor = msgspec.json.encode(_Cursor(_digest(question), after))
     return base64.urlsafe_b64encode(cursor).rstrip(b"=").decode()
 
 
-def _after(query: Mapping[str, str], group_by: tuple[str, ...]) -> tuple[str | None, ...] | None:
+def _digest(question: Question) -> str:
+    """Of what is asked, whatever the page."""
+    values = dict(sorted(question.values.items()))
+    whole = msgspec.structs.replace(question, after=None, limit=DEFAULT_LIMIT, values=values)
+    return hashlib.sha256(msgspec.json.encode(whole)).hexdigest()[:16]
+
+
+def _after(query: Mapping[str, str], question: Question) -> tuple[str | None, ...] | None:
     if "cursor" not in query:
         return None
     text = query["cursor"]
@@ -393,8 +401,8 @@ def _after(query: Mapping[str, str], group_by: tuple[str, ...]) -> tuple[str | N
         cursor = msgspec.json.decode(decoded, type=_Cursor)
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
         raise InvalidRequest("must be the `next_cursor` of the page before", param="cursor") from error
-    if cursor.group_by != group_by or len(cursor.after) != len(group_by):
-        raise InvalidRequest("is of a question with another `group_by`", param="cursor")
+    if cursor.question != _digest(question) or len(cursor.after) != len(question.group_by):
+        raise InvalidRequest("is of another question: only `limit` may change from page to page", param="cursor")
     if any("\x00" in word for word in cursor.after if word is not None):
         raise InvalidRequest("must be the `next_cursor` of the page before", param="cursor")
     return cursor.after

@@ -23,8 +23,8 @@ from metering.resolving import Resolution, Resolved, Result
 
 log: Final = structlog.get_logger("gateway")
 
-#: Attempts of one call.
-MOST_AT_ONCE: Final = 1000
+#: Attempts of one call: all of them are looked at before any is corrected.
+MOST_AT_ONCE: Final = 10_000
 
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 

@@ -274,10 +274,13 @@ def test_a_proof_that_says_too_little_or_too_much_is_refused_with_its_path(gatew
         (f"key_id,debit_id,attempt,state\n{KEY_ID},d,first,zero\n", "line 2: the attempt is a number"),
         (f'{{"ticket_id": "{KEY_ID}", "state": "zero"}}\n{{"ticket"\n', "line 2 is no JSON object"),
         ('{"cost": 1}', "line 1: there is no field 'cost'"),
+        (f"ticket_id,state,note\n{KEY_ID},zero,ok\n{KEY_ID},zero,caf\udce9\n", "line 3 is not UTF-8"),
+        (f"ticket_id,state\n{KEY_ID},zero\n{KEY_ID},gone\n", "line 3: state: "),
+        ("ticket_id,state\n", "names no attempt"),
     ],
 )
 def test_a_file_of_proofs_that_is_not_understood_says_the_line(tollbridge, tmp_path, text, said):
-    (tmp_path / "proofs").write_text(text)
+    (tmp_path / "proofs").write_text(text, "utf-8", "surrogateescape")
     told = tollbridge("usage", "resolve", "--file", str(tmp_path / "proofs"))
     assert told.exit_code == 1
     assert said in told.stderr
