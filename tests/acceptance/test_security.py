@@ -884,14 +884,17 @@ async def test_no_secret_and_no_prompt_is_where_it_does_not_belong(world: World)
             ("/v1/messages", chat("claude-sonnet", max_tokens=9)),
             ("/v1/responses", {"model": "responses", "input": PROMPT}),
             ("/v1/chat/completions", chat("nothing")),
-            ("/v1/jobs", {"jobs": [batch_line("chat", 1, body=chat())]}),
+            ("/v1/jobs", {"jobs": [{**batch_line("chat", 1, body=chat()), "resend_uncertain": "never"}]}),
             ("/v1/keys", {"name": "x", "secret": key}),
         ]
         # Without the database what stores first is refused after ten seconds, and the rest at once.
         asked = [one for one in asked if stored or one[0] not in {"/v1/jobs", "/v1/keys"}]
-        calls = [world.client.post(path, json=body, headers=never) for path, body in asked]
+        calls = [
+            world.client.post(path, json=body, headers=bearer(key) if path == "/v1/jobs" else never)
+            for path, body in asked
+        ]
         broken_off = b'{"' + PROMPT.encode()
-        calls.append(world.client.post("/v1/jobs", content=broken_off, headers={**never, "content-type": JSON}))
+        calls.append(world.client.post("/v1/jobs", content=broken_off, headers={**bearer(key), "content-type": JSON}))
         told.update(answer.status_code for answer in await asyncio.gather(*calls))
         async with world.gateway.stub() as stub:
             with contextlib.suppress(grpc.aio.AioRpcError):
