@@ -22,7 +22,7 @@ import msgspec
 import structlog
 
 from admission.combiner import Lane
-from admission.contract import AdmissionStore, BreakerEvent, Rejected, SettledRow, StoreUnavailable, TicketRow
+from admission.contract import AdmissionStore, BreakerEvent, Rejected, StoreUnavailable, TicketRow
 from admission.lease import (
     Demand,
     Ending,
@@ -73,6 +73,9 @@ _OLD_SNAPSHOT_S: Final = 10.0
 #: free in another process while the ticket was on its way is found.
 _FIRST_LOOK_S: Final = 0.05
 
+#: Seconds after which an answer is not the usual one: only then does a ticket's patience get a timer of its own.
+_PROMPT_S: Final = 0.05
+
 #: Between lines of the log about a store that is away.
 _LOST_AGAIN_S: Final = 60.0
 
@@ -86,9 +89,12 @@ _SHARDS: Final = 16
 class _Ticket:
     """A ticket of this process that has neither a lease nor a refusal yet."""
 
-    __slots__ = ("acknowledged", "answer", "asked_at", "demand", "group", "lost", "observer", "seen", "unsure", "waits")
+    __slots__ = (
+        "acknowledged", "answer", "asked_at", "demand", "group", "lost", "observer", "patience", "patience_s", "seen",
+        "unsure", "waits",
+    )  # fmt: skip
 
-    def __init__(self, demand: Demand, observer: Observer | None) -> None:
+    def __init__(self, demand: Demand, observer: Observer | None, patience_s: float) -> None:
         self.demand = demand
         #: Where it waits, which the store may know better than the demand.
         self.group = demand.group
@@ -103,6 +109,13 @@ class _Ticket:
         #: Its incarnation has lapsed: what the store grants it now is given back.
         self.lost = False
         self.seen: Waiting | None = None
+        #: Seconds from `asked_at` after which it is given up, and what watches them.
+        self.patience_s = patience_s
+        self.patience: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        left_s = self.asked_at + self.patience_s - time.monotonic()
+        self.patience = asyncio.get_running_loop().call_later(max(left_s, 0), self.give_up)
 
     def give_up(self) -> None:
         if not self.answer.done():
@@ -148,9 +161,11 @@ class Controller:
         #: Set where a heartbeat is wanted at once.
         self._pulse = asyncio.Event()
         self._tickets: dict[uuid.UUID, _Ticket] = {}
+        #: Those that were asked for a moment ago.
+        self._unwatched: list[_Ticket] = []
         self._admissions: dict[str, Lane[_Ticket | None, None]] = {}
-        self._clean: Lane[Settlement, SettledRow] = Lane(lambda batch: self._settle(batch, judged=False))
-        self._judged: dict[str, Lane[Settlement, SettledRow]] = {}
+        self._clean: Lane[Settlement, Settled] = Lane(lambda batch: self._settle(batch, judged=False))
+        self._judged: dict[str, Lane[Settlement, Settled]] = {}
         self._decided: Lane[Lease, None] = Lane(self._decide, batch=1)
         self._abandoned: Lane[tuple[uuid.UUID, bool], None] = Lane(self._abandon)
         self._notified: Lane[uuid.UUID, None] = Lane(self._notify)
@@ -193,11 +208,11 @@ class Controller:
         late = RefusalReason.QUEUE_TIMEOUT
         if demand.caller_deadline_s is not None and demand.caller_deadline_s < patience:
             patience, late = demand.caller_deadline_s, RefusalReason.DEADLINE_EXCEEDED
-        ticket = _Ticket(demand, observer)
+        ticket = _Ticket(demand, observer, patience)
         ticket.group = self._moved.get(demand.endpoint, demand.group)
         self._tickets[demand.ticket_id] = ticket
         self._lane(ticket.group).entrust(ticket, ticket.answer)
-        patience_ends = asyncio.get_running_loop().call_later(max(patience, 0), ticket.give_up)
+        self._give_up_in_time(ticket)
         answer: Lease | Refusal | None = None
         try:
             answer = await ticket.answer
@@ -222,12 +237,28 @@ class Controller:
                     used=acknowledged,
                 )
         finally:
-            patience_ends.cancel()
+            if ticket.patience is not None:
+                ticket.patience.cancel()
             del self._tickets[demand.ticket_id]
             # Cancelled. Where the store has not acknowledged yet, `_acquire` takes it back when it does.
             if answer is None and ticket.acknowledged:
                 self._abandoned.post((demand.ticket_id, ticket.unsure))
         return answer
+
+    def _give_up_in_time(self, ticket: _Ticket) -> None:
+        """Most are answered at once: those that are not get a timer each, the others one for all."""
+        if ticket.patience_s <= _PROMPT_S:
+            ticket.watch()
+            return
+        if not self._unwatched:
+            asyncio.get_running_loop().call_later(_PROMPT_S, self._watch)
+        self._unwatched.append(ticket)
+
+    def _watch(self) -> None:
+        unwatched, self._unwatched = self._unwatched, []
+        for ticket in unwatched:
+            if not ticket.answer.done():
+                ticket.watch()
 
     def valid(self, lease: Lease) -> bool:
         """The recheck: this process is still trusted and the attempt's time is not over. Ask right before sending."""
@@ -245,19 +276,19 @@ class Controller:
         if lease.probe:
             self._decided.post(lease)
 
-    def settle(self, settlement: Settlement) -> Awaitable[Settled]:
+    def settle(self, settlement: Settlement) -> asyncio.Future[Settled]:
         """
         Ends a lease. It is on its way when this returns; awaiting it tells what the store made of it.
 
         It is tried until the store acknowledges it, for as long as this process lives.
         """
-        return self._settled(self._ending_lane(settlement).submit(settlement))
+        return self._ending_lane(settlement).submit(settlement)
 
     def settle_unheard(self, settlement: Settlement) -> None:
         """`settle`, with nobody to tell."""
         self._ending_lane(settlement).post(settlement)
 
-    def _ending_lane(self, settlement: Settlement) -> Lane[Settlement, SettledRow]:
+    def _ending_lane(self, settlement: Settlement) -> Lane[Settlement, Settled]:
         if not settlement.lease.judged and settlement.verdict not in _JUDGED:
             return self._clean
         group = settlement.lease.group
@@ -454,7 +485,7 @@ class Controller:
                 )
             self._told.add(ticket.group)
 
-    async def _settle(self, batch: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
+    async def _settle(self, batch: Sequence[Settlement], *, judged: bool) -> list[Settled]:
         shard = self._shard
         try:
             rows = await self._insist(lambda: self._store.settle(shard, batch, judged=judged), give_up_after_s=None)
@@ -472,11 +503,7 @@ class Controller:
         if any(row.untold for row in rows):
             self._told_of.post(None)
         await self.advance({row.group_id for row in rows if row.group_id and row.waiters})
-        return rows
-
-    async def _settled(self, row: asyncio.Future[SettledRow]) -> Settled:
-        found = await row
-        return Settled(applied=found.applied, counters=None if found.counters is None else found.counters.encode())
+        return [Settled(applied=row.applied, counters=row.counters) for row in rows]
 
     async def _decide(self, batch: Sequence[Lease]) -> list[None]:
         for lease in batch:

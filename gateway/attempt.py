@@ -2,7 +2,8 @@
 One dispatch and its single settlement.
 
 Whatever happens between grant and end (an answer, an error, a broken stream, a caller who went away, an exception of
-our own) leaves through `Attempts.opened`, which settles exactly once. A lease that is held anywhere else would leak.
+our own) leaves through the attempt's `async with`, which settles exactly once. A lease that is held anywhere else would
+leak.
 
 A caller who goes away need not end the call: where closing the connection is not known to stop the work, a task of
 `Attempts` reads the answer on for a bounded while and settles by its true end. People press stop all the time, and each
@@ -14,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from typing import Any, Final, TypeVar, cast
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
 
 import msgspec
 import structlog
@@ -40,7 +42,7 @@ from adapters.limits import Remaining
 from adapters.protocols import PROTOCOLS
 from adapters.telling import Untold
 from admission.lease import Ending, Lease, Settlement, Verdict, Waiting
-from gateway.billing import Billing, total
+from gateway.billing import FREE_OF_CHARGE, NOT_DISPATCHED, REFUSED, Billing, total
 from gateway.call import Call, Unsupported
 from gateway.needs import DROPPED_WORDS, lacking
 from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
@@ -63,6 +65,11 @@ _COOLING: Final = frozenset({"cooldown", "rate_limited", "credential_rejected", 
 
 _CLOCKS: Final = ("first_byte_timeout", "gap_timeout", "deadline")
 
+_NOTHING_TOLD: Final = Remaining()
+
+_encoded: Final = msgspec.json.Encoder().encode
+_counters: Final = msgspec.json.Decoder(CountersAfter)
+
 #: The one protocol that has betas, and the header that names them.
 _WITH_BETAS: Final = "anthropic_messages"
 _BETA_HEADER: Final = "anthropic-beta"
@@ -75,9 +82,10 @@ class Late(Exception):
 class Asking:
     """What a route is asked of a call. Made before there is a slot for it: what cannot be said there needs none."""
 
-    def __init__(self, call: Call, route: Route) -> None:
+    def __init__(self, call: Call, route: Route, billing: Billing) -> None:
         self.call = call
         self.route = route
+        self.quote = billing.quote(call, route)
         #: The request, without what the route cannot be told where that may be dropped.
         self.chat = call.chat
         #: Paths of what it is not sent, as the caller wrote them.
@@ -145,15 +153,34 @@ class Asking:
 
 
 class Attempt:
-    """A granted ticket on its way to an end. Not for use outside `opened`."""
+    """
+    A granted ticket on its way to an end. The lease ends with the `async with` block, whatever ends the block, or is
+    handed to a task of ours; then the attempt is in the reports of its request.
 
-    def __init__(self, asking: Asking, lease: Lease, number: int, billing: Billing, *, streamed: bool) -> None:
+    One that ends by itself is settled with `Attempts.settle` inside the block. One that has begun may be passed on: it
+    leaves its block open, and whoever gets it opens another at once.
+    """
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        asking: Asking,
+        lease: Lease,
+        number: int,
+        reports: list[AttemptReport],
+        *,
+        streamed: bool,
+    ) -> None:
         self.asking = asking
         self.call = call = asking.call
         self.route = route = asking.route
         self.lease = lease
         self.number = number
+        #: Of its request, this one's among them once it is over.
+        self.reports = reports
         self.streamed = streamed
+        self._attempts = attempts
+        self._passed_on = False
         #: Seconds for which the answer is read on after the caller has gone. Above 0 the caller's deadline is not the
         #: provider's.
         self.drain_s = route.provider.drains_for_s(streamed=streamed)
@@ -174,7 +201,8 @@ class Attempt:
         self.dropped = asking.dropped
         #: Kinds of content of the answer that no caller of another protocol gets.
         self.omitted: tuple[str, ...] = ()
-        self._untold = Untold(_cannot_tell(call, route))
+        cannot = _cannot_tell(call, route)
+        self._untold = Untold(cannot) if cannot else None
         #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
         self.left = False
         self.late = False
@@ -183,13 +211,28 @@ class Attempt:
         self.rest: AsyncIterator[Batch] | None = None
         #: What the adapter holds open for it. Closed before the settlement: a window that starts with the closing of
         #: the connection must not start earlier.
-        self.connection = AsyncExitStack()
+        self._connection: AbstractAsyncContextManager[AsyncIterator[Batch]] | None = None
         self.settled = False
         #: The provider's own events that nobody was given yet; None where the answer is not relayed.
         self._native: list[bytes] | None = None
         #: Its last one, which is not to be given before the settlement.
         self.native_end: bytes | None = None
-        self._billing = billing
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._passed_on:
+            self._passed_on = False
+        elif not self.settled:
+            await self._attempts.leave(self)
+
+    def passed_on(self) -> Self:
+        """For whoever opens it next."""
+        self._passed_on = True
+        return self
 
     @property
     def upstream(self) -> UpstreamCall:
@@ -225,15 +268,15 @@ class Attempt:
         told = [
             f"{self.call.told_path(path)}: dropped, {provider} was not sent it" for path in dict.fromkeys(self.dropped)
         ]
-        native = self.call.chat.native
+        native, untold = self.call.chat.native, self._untold
         if native is None or native.protocol != self.route.endpoint.protocol:
-            kinds = (*self.omitted, *self._untold.kinds)
+            kinds = self.omitted if untold is None else (*self.omitted, *untold.kinds)
             told += [f"answer: {kind} of {provider} has no place in this format" for kind in dict.fromkeys(kinds)]
+        if untold is not None:
             told += [
-                f"answer: {provider} ended it with {word}, for which this format has no word"
-                for word in self._untold.ends
+                f"answer: {provider} ended it with {word}, for which this format has no word" for word in untold.ends
             ]
-            if self._untold.usage_is_invented(self.usage):
+            if untold.usage_is_invented(self.usage):
                 told.append(f"answer: {provider} did not tell all of the usage, and a zero in its place is no figure")
         if self.route.endpoint.protocol != _WITH_BETAS:
             told += [f"{_BETA_HEADER}: {beta} dropped, {provider} has no such betas" for beta in self.call.betas]
@@ -257,10 +300,11 @@ class Attempt:
                 self.remaining = event.remaining
                 self.dropped += event.dropped
                 self.omitted = event.omitted
-                self._untold.note(event)
+                if self._untold is not None:
+                    self._untold.note(event)
             else:
                 deltas.append(event)
-                if not isinstance(event, _SAID_BY_ALL):
+                if self._untold is not None and not isinstance(event, _SAID_BY_ALL):
                     self._untold.note(event)
         if self.first_byte_s is None and (deltas or self.finished):
             self.first_byte_s = time.monotonic() - self.started_at
@@ -296,14 +340,15 @@ class Attempt:
         if isinstance(response, ChatResponse):
             self.omitted = response.omitted
             self.service_tier = response.service_tier
-            for event in as_events(response):
-                self._untold.note(event)
+            if self._untold is not None:
+                for event in as_events(response):
+                    self._untold.note(event)
         else:
             # Nobody tells it, since there can be none.
             self.usage = msgspec.structs.replace(response.usage, output_total=0)
         self.finished = Finished(ends=())
 
-    async def begin(self, dispatch: Callable[[Attempt], Awaitable[T]]) -> T:
+    async def begin(self, dispatch: Callable[[Attempt], Coroutine[Any, Any, T]]) -> T:
         """
         Sends the request and returns what `dispatch` does, or raises it. Raises `Late` at the caller's deadline.
 
@@ -314,19 +359,29 @@ class Attempt:
         self.started_at = time.monotonic()
         if not self.drain_s:
             return await dispatch(self)
+        task = self.dispatch = asyncio.create_task(dispatch(self), name="dispatch")
+        if self.call.deadline is not None:
+            # A caller that leaves cancels this wait, and not the task.
+            await asyncio.wait((task,), timeout=max(self.call.deadline - asyncio.get_running_loop().time(), 0.0))
+            if not task.done():
+                raise Late
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if task.done():
+                self.dispatch = None
 
-        async def own() -> T:
-            return await dispatch(self)
+    async def connect(self, stream: AbstractAsyncContextManager[AsyncIterator[Batch]]) -> AsyncIterator[Batch]:
+        """Opens what the adapter gives, until `disconnect`."""
+        rest = await stream.__aenter__()
+        self._connection = stream
+        self.rest = rest
+        return rest
 
-        task = asyncio.create_task(own(), name="dispatch")
-        self.dispatch = task
-        deadline = self.call.deadline
-        remaining_s = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
-        await asyncio.wait((task,), timeout=remaining_s)
-        if not task.done():
-            raise Late
-        self.dispatch = None
-        return task.result()
+    async def disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.__aexit__(None, None, None)
 
     async def next_batch(self) -> Batch:
         """What comes next of a stream that has begun. Raises as the adapter does, and `Late`."""
@@ -437,16 +492,14 @@ class Attempt:
 
     def cost(self) -> Cost:
         if self.call.counts and self.ending() is not Ending.NOT_DISPATCHED:
-            return self._billing.free_of_charge()
+            return FREE_OF_CHARGE
         if self.proven:
-            return self._billing.complete(
-                self.call, self.route, self.usage, self.reported_cost_usd, served_tier=self.service_tier
-            )
+            return self.asking.quote.complete(self.usage, self.reported_cost_usd, served_tier=self.service_tier)
         if self.ending() is Ending.NOT_DISPATCHED:
-            return self._billing.not_dispatched()
+            return NOT_DISPATCHED
         if isinstance(self.error, Rejected) and not self._came_after_content:
-            return self._billing.refused()
-        return self._billing.unproven(self.call, self.route, self.usage)
+            return REFUSED
+        return self.asking.quote.unproven(self.usage)
 
     def report(self, cost: Cost) -> AttemptReport:
         error = self.error if isinstance(self.error, ProviderError) else None
@@ -490,7 +543,7 @@ class Attempt:
         left = self.remaining if error is None else error.remaining
         if left is None or refused:
             # What is left for a credential that is refused says nothing of the others.
-            left = Remaining()
+            left = _NOTHING_TOLD
         record = Record(
             status=self.status(),
             ended=self._ended(),
@@ -531,7 +584,7 @@ class Attempt:
             told_at=left.told_at,
             cancel_confirms_after_s=self.route.provider.confirms_after_s(streamed=self.streamed),
             state=cost.state,
-            record=msgspec.json.encode(record),
+            record=_encoded(record),
         )
 
 
@@ -546,31 +599,19 @@ def _cannot_tell(call: Call, route: Route) -> frozenset[str]:
 class Attempts:
     """Opens attempts and settles them, all of one process."""
 
-    def __init__(self, settling: Settling, billing: Billing) -> None:
+    def __init__(self, settling: Settling) -> None:
         self._settling = settling
-        self._billing = billing
         #: Each holds a lease, so there are never more of them than slots.
         self._drains: set[asyncio.Task[None]] = set()
         self._closed = False
 
-    @asynccontextmanager
-    async def opened(
+    def opened(
         self, asking: Asking, lease: Lease, number: int, reports: list[AttemptReport], *, streamed: bool
-    ) -> AsyncIterator[Attempt]:
-        """
-        The lease ends with the block, whatever ends the block, or is handed to a task of ours; then the attempt is in
-        `reports`.
+    ) -> Attempt:
+        """For an `async with` at once: until then nobody owns the lease."""
+        return Attempt(self, asking, lease, number, reports, streamed=streamed)
 
-        An attempt that ends by itself is settled with `settle` inside the block.
-        """
-        attempt = Attempt(asking, lease, number, self._billing, streamed=streamed)
-        try:
-            yield attempt
-        finally:
-            if not attempt.settled:
-                await self.leave(attempt, reports)
-
-    async def leave(self, attempt: Attempt, reports: list[AttemptReport]) -> None:
+    async def leave(self, attempt: Attempt) -> None:
         """
         Nobody waits for the end of this attempt any more: it was taken back, is too late, or a fault of ours ended it.
 
@@ -578,9 +619,10 @@ class Attempts:
         """
         attempt.settled = True
         attempt.left = not attempt.proven
-        reports.append(attempt.report(attempt.cost()))
+        before = [report.cost for report in attempt.reports]
+        attempt.reports.append(attempt.report(attempt.cost()))
         if attempt.readable:
-            task = asyncio.create_task(self._drain(attempt, [report.cost for report in reports[:-1]]), name="drain")
+            task = asyncio.create_task(self._drain(attempt, before), name="drain")
             self._drains.add(task)
             task.add_done_callback(self._drained)
         else:
@@ -629,7 +671,7 @@ class Attempts:
     async def _end(self, attempt: Attempt) -> None:
         """Closes what is open and settles, with nobody to tell."""
         try:
-            await attempt.connection.aclose()
+            await attempt.disconnect()
         finally:
             self._settling.settle_unheard(attempt.settlement(attempt.cost()))
 
@@ -646,18 +688,18 @@ class Attempts:
                 task.cancel()
             await asyncio.wait(self._drains)
 
-    async def settle(self, attempt: Attempt, reports: list[AttemptReport]) -> Receipt:
+    async def settle(self, attempt: Attempt) -> Receipt:
         """Settles an attempt by what is known of its end."""
-        await attempt.connection.aclose()
+        await attempt.disconnect()
         attempt.settled = True
         cost = attempt.cost()
-        reports.append(attempt.report(cost))
+        attempt.reports.append(attempt.report(cost))
         settled = await self._settling.settle(attempt.settlement(cost))
         if isinstance(settled, Unacknowledged):
             return Receipt(acknowledged=False, lasting=settled is Unacknowledged.PENDING)
         if settled.counters is None:
             return Receipt(acknowledged=True)
-        after = msgspec.json.decode(settled.counters, type=CountersAfter)
+        after = _counters.decode(settled.counters)
         counters = Counters(
             session_usd=None if after.session_usd is None else Decimal(after.session_usd),
             day_usd=Decimal(after.day_usd),
@@ -692,20 +734,12 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         return "pending" if self.lasting else "unknown"
 
 
-def intent(
-    call: Call,
-    route: Route,
-    *,
-    left_out: Sequence[LeftOut],
-    created_at: str,
-    reports: Sequence[AttemptReport],
-    billing: Billing,
-) -> bytes:
+def intent(asking: Asking, *, left_out: Sequence[LeftOut], created_at: str, reports: Sequence[AttemptReport]) -> bytes:
     """What the ledger is to know of an attempt should nobody live to tell its end."""
+    call, route, quote = asking.call, asking.route, asking.quote
     options = call.options
     failed = reports[-1] if reports else None
-    bound, version = billing.bound(call, route)
-    return msgspec.json.encode(
+    return _encoded(
         Intent(
             request_id=call.request_id,
             transport=call.transport,
@@ -732,9 +766,9 @@ def intent(
             tool=options.tool,
             role=options.role,
             tags=call.tags or None,
-            upper_bound_usd=None if bound is None else decimal_string(bound),
-            price_version=version,
-            asked_tier=billing.asked_tier(call, route),
+            upper_bound_usd=None if quote.most is None else decimal_string(quote.most),
+            price_version=quote.price_version,
+            asked_tier=quote.asked_tier,
         )
     )
 

@@ -27,6 +27,7 @@ _BYTES_PER_TOKEN: Final = 4
 _USUAL_OUTPUT_TOKENS: Final = 1000
 #: What the protocols call the tier of their service that a request asks for.
 _TIER_FIELDS: Final = ("service_tier", "serviceTier")
+_ZERO: Final = Decimal(0)
 
 
 class Billing:
@@ -35,15 +36,19 @@ class Billing:
     def __init__(self, prices: PriceBook) -> None:
         self._prices = prices
 
+    def quote(self, call: Call, route: Route) -> Quote:
+        """What is known of the cost of the call there."""
+        return Quote(self, call, route)
+
     def most(self, call: Call, route: Route) -> Decimal | None:
         """The most the call can cost there in USD; None where no bound is known."""
-        return self.bound(call, route)[0]
+        return Quote(self, call, route).most
 
     def unbounded(self, call: Call, route: Route) -> str:
         """Why no bound is known there, and what would help."""
         if (lacks_price := self.unpriced(call, route)) is not None:
             return lacks_price
-        limits = self._limits(call, route)
+        limits = self.limits(call, route)
         if limits.input_tokens is None:
             return "it has pictures or files, and the size of the model's context is not known"
         if limits.output_tokens is None:
@@ -54,7 +59,7 @@ class Billing:
         """What of its price is not known there; None where it is, and for what is free of charge."""
         if call.counts:
             return None
-        price = self._price_of(route)
+        price = self.price_of(route)
         if price is None:
             return "no price is known"
         tier = self.asked_tier(call, route)
@@ -67,15 +72,7 @@ class Billing:
             input_total=max(size_of(call.chat) // _BYTES_PER_TOKEN, 1), output_total=output * (call.chat.n or 1)
         )
         tier = self.asked_tier(call, route)
-        return cost.cost(usage, self._price_of(route), asked_tier=tier, served_tier=tier).usd
-
-    def bound(self, call: Call, route: Route) -> tuple[Decimal | None, str | None]:
-        """The upper bound of one attempt, and the price version it rests on."""
-        if call.counts:
-            return Decimal(0), None
-        price = self._price_of(route)
-        bound = cost.upper_bound(price, self._limits(call, route), asked_tier=self.asked_tier(call, route))
-        return bound, None if price is None else price.version
+        return cost.cost(usage, self.price_of(route), asked_tier=tier, served_tier=tier).usd
 
     def tokens(self, call: Call, route: Route) -> int:
         """About how many tokens an attempt will use, for limits per minute: corrected when it has ended."""
@@ -98,20 +95,6 @@ class Billing:
             return None
         return chat.service_tier.lower()
 
-    def complete(
-        self, call: Call, route: Route, usage: Usage, reported_cost_usd: str | None, *, served_tier: str | None = None
-    ) -> Cost:
-        """The cost of an answer that is proven complete."""
-        charge = cost.cost(
-            usage,
-            self._price_of(route),
-            _reported(reported_cost_usd),
-            limits=self._limits(call, route),
-            asked_tier=self.asked_tier(call, route),
-            served_tier=served_tier,
-        )
-        return _cost(charge)
-
     def complete_elsewhere(
         self,
         *,
@@ -123,31 +106,13 @@ class Billing:
         asked_tier: str | None = None,
         served_tier: str | None = None,
     ) -> Cost:
-        """`complete` for an attempt of another process. `provider` is None where it is configured no more."""
+        """`Quote.complete` for an attempt of another process. `provider` is None where it is configured no more."""
         price = None if provider is None else self._price(requested, provider, upstream)
         return _cost(
             cost.cost(usage, price, _reported(reported_cost_usd), asked_tier=asked_tier, served_tier=served_tier)
         )
 
-    def unproven(self, call: Call, route: Route, usage: Usage = NOTHING) -> Cost:
-        """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
-        price = self._price_of(route)
-        bounds = self._limits(call, route)
-        tier = self.asked_tier(call, route)
-        return _cost(cost.unknown(cost.Reason.NO_TERMINAL, price, bounds, usage, asked_tier=tier))
-
-    def refused(self) -> Cost:
-        """The provider answered with an error: nothing was done."""
-        return _cost(cost.zero(cost.Reason.ERROR_RESPONSE))
-
-    def not_dispatched(self) -> Cost:
-        return _cost(cost.zero(cost.Reason.NOT_DISPATCHED))
-
-    def free_of_charge(self) -> Cost:
-        """Whatever came of it, nobody charges for such a call."""
-        return _cost(cost.zero(cost.Reason.FREE_OF_CHARGE))
-
-    def _limits(self, call: Call, route: Route) -> cost.Ceiling:
+    def limits(self, call: Call, route: Route) -> cost.Ceiling:
         """
         The most tokens a request can use. What it does not bound itself, pictures and an answer of any length, the
         model's context window does.
@@ -165,11 +130,44 @@ class Billing:
             only_text=only_text,
         )
 
-    def _price_of(self, route: Route) -> KnownPrice | None:
+    def price_of(self, route: Route) -> KnownPrice | None:
         return self._price(route.asked, route.provider, route.model)
 
     def _price(self, requested: str, provider: Provider, upstream: str) -> KnownPrice | None:
         return self._prices.price(provider.id, provider.base_url, requested, upstream, datetime.now(UTC))
+
+
+class Quote:
+    """What is known of the cost of a call at a route: worked out once, and held to however it ends."""
+
+    def __init__(self, billing: Billing, call: Call, route: Route) -> None:
+        #: Nobody charges for it, whatever comes of it.
+        self._free = call.counts
+        self._price = billing.price_of(route)
+        self._limits = cost.UNBOUNDED if self._free else billing.limits(call, route)
+        self.asked_tier = billing.asked_tier(call, route)
+        #: The price that `most` rests on.
+        self.price_version = None if self._free or self._price is None else self._price.version
+        #: USD; None where no bound is known.
+        self.most = _ZERO if self._free else cost.upper_bound(self._price, self._limits, asked_tier=self.asked_tier)
+
+    def complete(self, usage: Usage, reported_cost_usd: str | None, *, served_tier: str | None = None) -> Cost:
+        """The cost of an answer that is proven complete."""
+        charge = cost.cost(
+            usage,
+            self._price,
+            _reported(reported_cost_usd),
+            limits=self._limits,
+            asked_tier=self.asked_tier,
+            served_tier=served_tier,
+        )
+        return _cost(charge)
+
+    def unproven(self, usage: Usage = NOTHING) -> Cost:
+        """The cost of an attempt that was sent and not proven complete: unknown, with what bounds it."""
+        return _cost(
+            cost.unknown(cost.Reason.NO_TERMINAL, self._price, self._limits, usage, asked_tier=self.asked_tier)
+        )
 
 
 def _output(call: Call, route: Route) -> int:
@@ -182,12 +180,14 @@ def _output(call: Call, route: Route) -> int:
 def size_of(chat: ChatRequest) -> int:
     """Bytes of what the model is to read, as JSON."""
     if chat.native is not None:
-        return sum(len(bytes(value)) for value in chat.native.fields.values())
+        return sum(map(len, chat.native.fields.values()))
     return len(msgspec.json.encode((chat.messages, chat.tools, chat.response_format)))
 
 
 def total(costs: list[Cost]) -> Cost:
     """The cost of a request from its attempts': charged amounts add up, an unknown one makes it unknown."""
+    if len(costs) == 1 and not costs[0].flags and costs[0].list_usd is None:
+        return costs[0]
     charged = sum((c.usd for c in costs if c.usd is not None), Decimal(0))
     last = costs[-1] if costs else Cost(state="zero", usd=Decimal(0), reason="not_dispatched")
     unknown = [c for c in costs if c.state == "unknown"]
@@ -230,3 +230,10 @@ def _cost(charge: cost.Charge) -> Cost:
         list_usd=charge.list_usd,
         flags=tuple(flag.value for flag in charge.flags),
     )
+
+
+#: The provider answered with an error: nothing was done.
+REFUSED: Final = _cost(cost.zero(cost.Reason.ERROR_RESPONSE))
+NOT_DISPATCHED: Final = _cost(cost.zero(cost.Reason.NOT_DISPATCHED))
+#: Whatever came of it, nobody charges for such a call.
+FREE_OF_CHARGE: Final = _cost(cost.zero(cost.Reason.FREE_OF_CHARGE))

@@ -12,11 +12,11 @@ import asyncio
 import operator
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import msgspec
 import structlog
@@ -53,7 +53,7 @@ _SETTLED: Final = Receipt(acknowledged=True)
 
 
 class Run:
-    """One request on the line: what has been tried, and what may still be."""
+    """One request on the line: what has been tried, and what may still be. One line in the log, however it ends."""
 
     def __init__(self, call: Call, settings: RoutingSettings) -> None:
         self.call = call
@@ -121,6 +121,8 @@ class Run:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """The routes that were not tried so far, and why: by the plan, or since admission had no slot there."""
+        if not self._left_out:
+            return ()
         tried = {report.route.route_id for report in self.reports}
         return tuple(out for route_id, out in self._left_out if route_id not in tried)
 
@@ -413,34 +415,34 @@ class Run:
         )
         return self.done
 
-    @asynccontextmanager
-    async def logged(self) -> AsyncIterator[None]:
-        """One line for the request, however it ended."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         code: str | None = None
-        try:
-            yield
-        except GatewayError as error:
-            code = error.code.value
-            if self.call.options.explain and not error.left_out:
-                error.left_out = self.left_out
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            # A client whose deadline passes hangs up; that it was not a change of mind is for us to see.
-            late = self.call.deadline is not None and (self.remaining_s() or 0.0) < _SAME_MOMENT_S
-            code = (Code.DEADLINE_EXCEEDED if late else Code.CANCELLED).value
-            raise
-        except BaseException:
-            code = Code.INTERNAL.value
-            raise
-        finally:
-            if self.done is not None and self.done.ended == "complete":
-                # The end was handed over: whoever goes away after it has its whole answer.
-                code = None
-            elif code == Code.INTERNAL.value:
-                self.outcome("failed")
-            elif self.done is None or code == Cancelled.code.value:
-                self.outcome("cancelled" if code in (None, Cancelled.code.value) else "failed")
-            self._log(code)
+        match error:
+            case None:
+                pass
+            case GatewayError():
+                code = error.code.value
+                if self.call.options.explain and not error.left_out:
+                    error.left_out = self.left_out
+            case asyncio.CancelledError() | GeneratorExit():
+                # A client whose deadline passes hangs up; that it was not a change of mind is for us to see.
+                late = self.call.deadline is not None and (self.remaining_s() or 0.0) < _SAME_MOMENT_S
+                code = (Code.DEADLINE_EXCEEDED if late else Code.CANCELLED).value
+            case _:
+                code = Code.INTERNAL.value
+        if self.done is not None and self.done.ended == "complete":
+            # The end was handed over: whoever goes away after it has its whole answer.
+            code = None
+        elif code == Code.INTERNAL.value:
+            self.outcome("failed")
+        elif self.done is None or code == Cancelled.code.value:
+            self.outcome("cancelled" if code in (None, Cancelled.code.value) else "failed")
+        self._log(code)
 
     def _log(self, code: str | None) -> None:
         assert self.done is not None

@@ -9,10 +9,10 @@ a task that `drain` waits for reads the answer on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from decimal import Decimal
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
 from adapters.contract import Adapter, CountResponse, EmbeddingResponse, Way
@@ -32,7 +32,7 @@ from gateway.standing import Standing
 
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
-Dispatch: TypeAlias = Callable[[Attempt], Awaitable[T]]
+Dispatch: TypeAlias = Callable[[Attempt], Coroutine[Any, Any, T]]
 
 _UNSETTLED: Final = Receipt(acknowledged=False)
 
@@ -61,7 +61,7 @@ class Pipeline:
         self._settings = settings
         self._standing = standing
         self._settling = settling or Settling(controller, settings.settlement_patience_s)
-        self._attempts = Attempts(self._settling, billing)
+        self._attempts = Attempts(self._settling)
 
     async def drain(self, until: float) -> None:
         """After the last call: answers that are read on for callers who left get to that time of the event loop."""
@@ -71,43 +71,39 @@ class Pipeline:
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
-        run = Run(call, self._settings)
-        async with run.logged(), AsyncExitStack() as stack:
-            attempt, first = await self._serve(run, observer, stack, self._first_content, "stream")
-            items = self._items(run, attempt, first)
-            stack.push_async_callback(items.aclose)
-            yield items
+        with Run(call, self._settings) as run:
+            attempt, first = await self._serve(run, observer, self._first_content, "stream")
+            async with attempt, aclosing(self._items(run, attempt, first)) as items:
+                yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
-        run = Run(call, self._settings)
-        async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, observer, stack, self._whole_answer, "complete")
-            await observer.completed(response, attempt.number)
-            receipt = await self._attempts.settle(attempt, run.reports)
-            return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
+        with Run(call, self._settings) as run:
+            attempt, response = await self._serve(run, observer, self._whole_answer, "complete")
+            async with attempt:
+                await observer.completed(response, attempt.number)
+                receipt = await self._attempts.settle(attempt)
+                return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
-        run = Run(call, self._settings)
-        async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, observer, stack, self._vectors, "embed")
-            await observer.completed(response, attempt.number)
-            receipt = await self._attempts.settle(attempt, run.reports)
-            return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
+        with Run(call, self._settings) as run:
+            attempt, response = await self._serve(run, observer, self._vectors, "embed")
+            async with attempt:
+                await observer.completed(response, attempt.number)
+                receipt = await self._attempts.settle(attempt)
+                return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     async def count(self, call: Call) -> Counted:
-        run = Run(call, self._settings)
-        async with run.logged(), AsyncExitStack() as stack:
-            attempt, response = await self._serve(run, SILENT, stack, self._tokens, "count")
-            receipt = await self._attempts.settle(attempt, run.reports)
-            return Counted(response=response, outcome=run.outcome("complete", attempt, receipt))
+        with Run(call, self._settings) as run:
+            attempt, response = await self._serve(run, SILENT, self._tokens, "count")
+            async with attempt:
+                receipt = await self._attempts.settle(attempt)
+                return Counted(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     # ---------------------------------------------------------------- before the commit point
 
-    async def _serve(
-        self, run: Run, observer: Observer, stack: AsyncExitStack, dispatch: Dispatch[T], way: Way
-    ) -> tuple[Attempt, T]:
+    async def _serve(self, run: Run, observer: Observer, dispatch: Dispatch[T], way: Way) -> tuple[Attempt, T]:
         """
-        The first route that gets to content. What it holds open goes onto `stack`.
+        The first route that gets to content. Its attempt holds a slot: open it at once.
 
         What a route cannot be told is found before a slot is asked for: it takes no place, no probe and no rate.
         """
@@ -118,7 +114,7 @@ class Pipeline:
             again: list[Route] = []
             for place, route in enumerate(routes):
                 last = place == len(routes) - 1 and not again
-                asking = Asking(run.call, route)
+                asking = Asking(run.call, route, self._billing)
                 try:
                     asking.render(self._adapter, way)
                 except RequestNotExpressible as error:
@@ -129,10 +125,7 @@ class Pipeline:
                     run.refused(lease, route)
                     continue
                 run.queued_s += lease.queued_s
-                async with AsyncExitStack() as trial:
-                    attempt = await trial.enter_async_context(
-                        self._attempts.opened(asking, lease, run.number, run.reports, streamed=streamed)
-                    )
+                async with self._attempts.opened(asking, lease, run.number, run.reports, streamed=streamed) as attempt:
                     await observer.dispatching(attempt.number)
                     await self._recheck(run, lease)
                     observer.started(route.report, attempt.number)
@@ -140,7 +133,7 @@ class Pipeline:
                         begun = await attempt.begin(dispatch)
                     except Late:
                         attempt.late = True
-                        await self._attempts.leave(attempt, run.reports)
+                        await self._attempts.leave(attempt)
                         raise run.late(_UNSETTLED) from None
                     except (ProviderError, RequestNotExpressible) as error:
                         attempt.error = error
@@ -149,10 +142,9 @@ class Pipeline:
                         self._controller.content_seen(lease)
                         run.first_byte_s = attempt.first_byte_s
                         self._router.seen(route, attempt.start_s, streamed=streamed)
-                        stack.push_async_exit(trial.pop_all())
-                        return attempt, begun
+                        return attempt.passed_on(), begun
                     self._router.seen(route, attempt.start_s, streamed=streamed)
-                    receipt = await self._attempts.settle(attempt, run.reports)
+                    receipt = await self._attempts.settle(attempt)
                 observer.failed(run.reports[-1])
                 if run.goes_on(attempt, receipt):
                     again.append(route)
@@ -172,7 +164,7 @@ class Pipeline:
             patience = min(patience, call.options.spill_after_s)
         session_id = call.options.session_id
         held = call.caller.limited or session_id is not None
-        most_usd = self._billing.most(call, route) if held else None
+        most_usd = asking.quote.most if held else None
         reserved_usd = (most_usd or Decimal(0)) if call.caller.limited else None
         if held:
             run.most_usd[route.route_id] = most_usd or Decimal(0)
@@ -205,14 +197,7 @@ class Pipeline:
                     queue_timeout_s=patience,
                     caller_deadline_s=run.remaining_s(),
                     waits_for_cooldown=route is run.patient,
-                    intent=intent(
-                        call,
-                        route,
-                        left_out=run.left_out,
-                        created_at=run.created_at,
-                        reports=run.reports,
-                        billing=self._billing,
-                    ),
+                    intent=intent(asking, left_out=run.left_out, created_at=run.created_at, reports=run.reports),
                 ),
                 queued,
             )
@@ -280,8 +265,7 @@ class Pipeline:
             )
 
     async def _first_content(self, attempt: Attempt) -> list[Delta]:
-        attempt.rest = await attempt.connection.enter_async_context(self._adapter.stream(attempt.upstream))
-        async for batch in attempt.rest:
+        async for batch in await attempt.connect(self._adapter.stream(attempt.upstream)):
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
                 return deltas
@@ -313,14 +297,14 @@ class Pipeline:
                     yield item
         except Late:
             attempt.late = True
-            await self._attempts.leave(attempt, run.reports)
+            await self._attempts.leave(attempt)
             raise run.broken(attempt, _UNSETTLED) from None
         except ProviderError as error:
             attempt.error = error
             self._note(attempt)
-            receipt = await self._attempts.settle(attempt, run.reports)
+            receipt = await self._attempts.settle(attempt)
             raise run.broken(attempt, receipt) from error
-        receipt = await self._attempts.settle(attempt, run.reports)
+        receipt = await self._attempts.settle(attempt)
         yield Ended(
             ends=attempt.finished.ends,
             outcome=run.outcome("complete", attempt, receipt),

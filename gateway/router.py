@@ -193,6 +193,8 @@ class Router:
         self._costs = costs
         self._places: dict[str, tuple[_Place, ...]] = {}
         self._routes: dict[tuple[str, int, int], Route | None] = {}
+        #: By model, the plan of every usual call, where there is but one.
+        self._usual_plans: dict[str, Plan] = {}
         self._latencies = Latencies(time.monotonic)
 
     def seen(self, route: Route, seconds: float | None, *, streamed: bool) -> None:
@@ -291,6 +293,9 @@ class Router:
         Raises `ModelNotFound`, also for a model that the key may have nowhere, `InvalidRequest`, and `NoRoute` where
         none is left.
         """
+        usual = self._is_usual(call)
+        if usual and (known := self._usual_plans.get(call.model)) is not None:
+            return known
         name, places, order = self._asked(call)
         if call.model or call.options.role is None:
             _not_hidden(call.model, places, call.policy)
@@ -317,7 +322,25 @@ class Router:
             if call.options.explain:
                 error.left_out = tuple(left_out)
             raise error
-        return Plan(routes=tuple(routes), left_out=tuple(left_out))
+        plan = Plan(routes=tuple(routes), left_out=tuple(left_out))
+        if usual and (order is Order.PRIORITY or len(places) == 1) and not any(map(_looks_at_calls, places)):
+            self._usual_plans[call.model] = plan
+        return plan
+
+    def _is_usual(self, call: Call) -> bool:
+        """Nothing in it but its model, and what its chat needs, decides about its routes."""
+        options = call.options
+        return (
+            options.role is None
+            and options.order is None
+            and options.allow_failover
+            and not options.allowed_providers
+            and not options.allowed_models
+            and options.max_cost_usd is None
+            and call.policy is ANYTHING
+            and self._policy is ANYTHING
+            and not call.budgeted
+        )
 
     def _ordered(
         self, call: Call, name: str, places: Sequence[_Place], order: Order, *, streamed: bool
@@ -395,6 +418,11 @@ class Router:
             if most is None or most > limit:
                 return "max_cost_usd"
         return None
+
+
+def _looks_at_calls(place: _Place) -> bool:
+    """What a call needs, or what it asks for, decides whether it may be served here."""
+    return bool(place.provider.cannot) or place.provider.require_pricing
 
 
 def target_provider(providers: Mapping[str, Provider], target: Target) -> Provider:

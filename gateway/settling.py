@@ -14,6 +14,7 @@ import enum
 import functools
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime
@@ -103,14 +104,21 @@ class Unacknowledged(enum.Enum):
 class _Underway:
     """A settlement that the store has not acknowledged."""
 
-    __slots__ = ("entry", "overdue", "settlement", "store", "timer")
+    __slots__ = ("entry", "heard", "late_at", "overdue", "settlement", "store")
 
-    def __init__(self, settlement: Settlement, store: asyncio.Future[Settled]) -> None:
+    def __init__(self, settlement: Settlement, store: asyncio.Future[Settled], late_at: float) -> None:
         self.settlement = settlement
         self.store = store
+        #: By the event loop's clock: when the store has had its time.
+        self.late_at = late_at
+        #: Done once the store has said something, or has had its time.
+        self.heard: asyncio.Future[None] = store.get_loop().create_future()
         self.entry: Entry | None = None
         self.overdue = False
-        self.timer: asyncio.TimerHandle | None = None
+
+    def tell(self) -> None:
+        if not self.heard.done():
+            self.heard.set_result(None)
 
 
 class Settling:
@@ -125,6 +133,9 @@ class Settling:
         self._patience_s = patience_s
         self._journal = journal
         self._underway: set[_Underway] = set()
+        #: Those that may become late, in the order in which they do, and the one timer for all of them.
+        self._in_time: deque[_Underway] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
         self._overdue = 0
         self._parking: set[asyncio.Task[None]] = set()
 
@@ -148,13 +159,10 @@ class Settling:
     async def settle(self, settlement: Settlement) -> Settled | Unacknowledged:
         """Ends an attempt. It is on its way even if this is cancelled."""
         underway = self._begin(settlement)
-        await asyncio.wait((underway.store,), timeout=self._patience_s)
-        if not underway.store.done():
-            self._late(underway)
-        entry = underway.entry
-        if entry is not None:
-            await asyncio.wait((underway.store, entry.written), timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
-        store = underway.store
+        await underway.heard
+        store, entry = underway.store, underway.entry
+        if entry is not None and not store.done():
+            await asyncio.wait((store, entry.written), timeout=STALL_S, return_when=asyncio.FIRST_COMPLETED)
         if store.done() and not store.cancelled() and store.exception() is None:
             return store.result()
         if self._journal is None and not store.done():
@@ -167,22 +175,35 @@ class Settling:
         self._begin(settlement)
 
     def _begin(self, settlement: Settlement) -> _Underway:
-        underway = _Underway(settlement, asyncio.ensure_future(self._controller.settle(settlement)))
+        store = self._controller.settle(settlement)
+        underway = _Underway(settlement, store, store.get_loop().time() + self._patience_s)
         self._underway.add(underway)
-        underway.store.add_done_callback(functools.partial(self._ended, underway))
+        store.add_done_callback(functools.partial(self._ended, underway))
         if self._overdue:
             # The store is away: what ends now need not wait to find that out.
             self._keep(underway)
-        else:
-            loop = asyncio.get_running_loop()
-            underway.timer = loop.call_later(self._patience_s, self._late, underway)
+        self._in_time.append(underway)
+        if self._alarm is None:
+            self._alarm = store.get_loop().call_at(underway.late_at, self._look)
         return underway
 
+    def _look(self) -> None:
+        """Some have had their time: what the store has not taken of them is late."""
+        self._alarm = None
+        loop = asyncio.get_running_loop()
+        # A timer may ring a moment before its time.
+        now = loop.time() + time.get_clock_info("monotonic").resolution
+        while self._in_time and self._in_time[0].late_at <= now:
+            self._late(self._in_time.popleft())
+        if self._in_time:
+            self._alarm = loop.call_at(self._in_time[0].late_at, self._look)
+
     def _late(self, underway: _Underway) -> None:
-        if not underway.overdue and not underway.store.done():
+        if not underway.store.done():
             underway.overdue = True
             self._overdue += 1
             self._keep(underway)
+            underway.tell()
 
     def _keep(self, underway: _Underway) -> None:
         if underway.entry is None and self._journal is not None:
@@ -191,8 +212,10 @@ class Settling:
     def _ended(self, underway: _Underway, store: asyncio.Future[Settled]) -> None:
         self._underway.discard(underway)
         self._overdue -= underway.overdue
-        if underway.timer is not None:
-            underway.timer.cancel()
+        # What has ended is not kept until it would have been late.
+        while self._in_time and self._in_time[0].store.done():
+            self._in_time.popleft()
+        underway.tell()
         if store.cancelled():
             return  # the process ends; what is in the journal stays there
         match store.exception():

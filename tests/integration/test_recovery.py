@@ -10,7 +10,7 @@ from adapters.chat import ChatResponse, Choice, StopReason
 from admission.lease import Class, Demand, Lease, new_id
 from admission.store import Store
 from gateway import config, database
-from gateway.attempt import intent
+from gateway.attempt import Asking, intent
 from gateway.billing import Billing
 from gateway.call import Options
 from gateway.liveness import Liveness
@@ -64,12 +64,10 @@ async def test_an_answer_that_was_stored_is_charged_after_its_process_died(datab
                 isolation_s=30,
                 queue_timeout_s=5,
                 intent=intent(
-                    asked,
-                    plan.routes[0],
+                    Asking(asked, plan.routes[0], billing),
                     left_out=plan.left_out,
                     created_at=datetime.now(UTC).isoformat(),
                     reports=(),
-                    billing=billing,
                 ),
             )
         )

@@ -529,10 +529,12 @@ def test_the_price_of_a_free_model_names_what_made_it_free(tmp_path: Path) -> No
     route = Route(provider=provider, endpoint=provider.endpoint, model="z:free", fallback_index=0, asked="m")
     # A picture has no known size, and costs nothing all the same.
     asked = call(asks=chat(Image(url="https://h/x")))
-    assert billing.bound(asked, route) == (Decimal(0), "free:a:*:free")
+    free = billing.quote(asked, route)
+    assert (free.most, free.price_version) == (Decimal(0), "free:a:*:free")
     assert billing.about(asked, route) == 0
     paid = msgspec.structs.replace(route, model="z")
-    assert billing.bound(asked, paid) == (None, None)
+    unpriced = billing.quote(asked, paid)
+    assert (unpriced.most, unpriced.price_version) == (None, None)
 
 
 def test_reasoning_of_earlier_turns_is_no_need(tmp_path: Path) -> None:
