@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, NoReturn, assert_never
+from typing import Any, Final, NoReturn, TypeAlias, assert_never
 
 import msgspec
 from google.protobuf import struct_pb2
@@ -22,7 +22,6 @@ from adapters.chat import (
     Audio,
     ChatRequest,
     Choice,
-    ChoiceEnd,
     Delta,
     Document,
     Image,
@@ -129,17 +128,29 @@ _FINISH: Final = {
     StopReason.PAUSE: pb.FINISH_REASON_PAUSE,
     StopReason.OTHER: pb.FINISH_REASON_OTHER,
 }
+#: The counts of a `Usage` message, and where each is in our own.
+_COUNTS: Final = (
+    ("input_tokens", "input_total"),
+    ("cache_read_tokens", "cache_read"),
+    ("cache_write_5m_tokens", "cache_write_5m"),
+    ("cache_write_1h_tokens", "cache_write_1h"),
+    ("output_tokens", "output_total"),
+    ("reasoning_tokens", "reasoning"),
+)
 _CACHES: Final = {"": None, "5m": "5m", "1h": "1h"}
 _DETAILS: Final = {"": None, "low": "low", "high": "high", "auto": "auto"}
 #: Where a thing of the canonical request stands in a `CompletionRequest`.
 _WORDS: Final = {name: (f"{{kind}}.{name}",) for name in ("detail", "filename", "url", "data", "media_type", "format")}
-_ROLES: Final = {role.value: role for role in Role}
 _OF_ASSISTANTS: Final = ("tool_calls", "refusal", "reasoning")
 _OF_TOOLS: Final = ("tool_call_id", "is_error")
-#: The fields of a message that belong to other roles than this one.
-_OF_OTHERS: Final = {
-    role: (() if role is Role.ASSISTANT else _OF_ASSISTANTS) + (() if role is Role.TOOL else _OF_TOOLS) for role in Role
+#: By its word each role, with the fields of a message that belong to other roles.
+_ROLES: Final = {
+    role.value: (role, (() if role is Role.ASSISTANT else _OF_ASSISTANTS) + (() if role is Role.TOOL else _OF_TOOLS))
+    for role in Role
 }
+
+#: Makes of the path and value of a field what it means, or refuses it.
+_Reader: TypeAlias = Callable[[str, Any], Any]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,83 +182,39 @@ def parse_request(data: bytes) -> pb.CompletionRequest | Undecodable:
 
 def decode_request(request: pb.CompletionRequest) -> Asked:
     """The canonical request. Raises `InvalidRequest` with the field's path for anything it cannot mean."""
-    model = _identifier("model", request.model)
-    options = _options(request)
-    if model is None and options.role is None:
+    model = ""
+    messages: Sequence[pb.Message] = ()
+    choice: pb.ToolChoice | None = None
+    chat: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    # Only what is set is looked at: most of the fields of most requests are not.
+    for field, value in request.ListFields():
+        name = field.name
+        if name == "messages":
+            messages = value
+        elif name == "model":
+            model = _needed(name, value)
+        elif name == "tool_choice":
+            choice = value
+        elif name in _CHAT:
+            chat[name] = _CHAT[name](name, value)
+        else:
+            attribute, read = _OPTIONS[name]
+            options[attribute] = read(name, value)
+    if not model and "role" not in options:
         _refuse("model", "a model or a role is needed")
-    if not request.messages:
+    if not messages:
         _refuse("messages", "at least one message is needed")
-    tools = _tools(request.tools)
-    chat = ChatRequest(
-        messages=tuple(_message(f"messages[{at}]", message) for at, message in enumerate(request.messages)),
-        tools=tools,
-        tool_choice=_tool_choice(request, tools),
-        parallel_tool_calls=request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None,
-        response_format=_response_format(request),
-        max_output_tokens=_whole(request, "max_output_tokens", least=1),
-        temperature=_real(request, "temperature", least=0.0),
-        top_p=_real(request, "top_p", least=0.0),
-        top_k=_whole(request, "top_k", least=0),
-        stop=_stop(request.stop),
-        seed=request.seed if request.HasField("seed") else None,
-        n=_whole(request, "n", least=1),
-        presence_penalty=_real(request, "presence_penalty"),
-        frequency_penalty=_real(request, "frequency_penalty"),
-        logprobs=request.logprobs if request.HasField("logprobs") else None,
-        top_logprobs=_whole(request, "top_logprobs", least=0),
-        logit_bias=_logit_bias(request.logit_bias),
-        reasoning_effort=_optional_identifier(request, "reasoning_effort"),
-        reasoning_budget_tokens=_whole(request, "reasoning_budget_tokens", least=0),
-        verbosity=_optional_identifier(request, "verbosity"),
-        service_tier=_optional_identifier(request, "service_tier"),
-        prompt_cache_key=_optional_identifier(request, "prompt_cache_key"),
-        prompt_cache_retention=_optional_identifier(request, "prompt_cache_retention"),
-        store=request.store if request.HasField("store") else None,
-        metadata=_metadata(request.metadata),
-        end_user=_optional_identifier(request, "end_user"),
-        extra=_extra(request),
-        paths=Paths(
-            messages=[_spot(f"messages[{at}]", message) for at, message in enumerate(request.messages)], words=_WORDS
-        ),
-    )
-    return Asked(model=model or "", chat=chat, options=options)
-
-
-def _spot(path: str, message: pb.Message) -> Spot:
-    if message.WhichOneof("content") == "text":
-        return Spot(path, [f"{path}.text"])
-    return Spot(path, [f"{path}.parts.parts[{at}]" for at in range(len(message.parts.parts))])
+    if choice is not None:
+        chat["tool_choice"] = _tool_choice(choice, chat.get("tools", ()))
+    spots: list[Spot] = []
+    chat["messages"] = tuple([_message(f"messages[{at}]", message, spots) for at, message in enumerate(messages)])
+    chat["paths"] = Paths(messages=spots, words=_WORDS)
+    return Asked(model=model, chat=ChatRequest(**chat), options=Options(**options))
 
 
 def _refuse(path: str, reason: str) -> NoReturn:
     raise InvalidRequest(f"{path}: {reason}", param=path)
-
-
-def _options(request: pb.CompletionRequest) -> Options:
-    return Options(
-        session_id=_identifier("session_id", request.session_id),
-        debit_id=_identifier("debit_id", request.debit_id),
-        idempotency_key=_identifier("idempotency_key", request.idempotency_key),
-        scope_id=_identifier("scope_id", request.scope_id),
-        run_id=_identifier("run_id", request.run_id),
-        step_id=_identifier("step_id", request.step_id),
-        skill=_identifier("skill", request.skill),
-        skill_version=_identifier("skill_version", request.skill_version),
-        role=_identifier("role", request.role),
-        tool=_identifier("tool", request.tool),
-        tags=_tags(request.tags),
-        owner_fence=_whole(request, "owner_fence", least=0),
-        klass=_member("class", _CLASSES, getattr(request, "class")),
-        max_cost_usd=_money(request),
-        allowed_providers=_names("allowed_providers", MAX_PROVIDERS, request.allowed_providers),
-        allowed_models=_names("allowed_models", MAX_MODELS, request.allowed_models),
-        allow_failover=request.allow_failover if request.HasField("allow_failover") else True,
-        resend_uncertain=_member("resend_uncertain", _RESEND, request.resend_uncertain),
-        spill_after_s=_real(request, "spill_after_s", least=0.0),
-        order=_member("order", _ORDERS, request.order),
-        unsupported=_member("unsupported", _UNSUPPORTED, request.unsupported),
-        explain=request.explain,
-    )
 
 
 def in_session(options: Options, metadata: Iterable[tuple[str, str | bytes]]) -> Options:
@@ -277,19 +244,6 @@ def _identifier(path: str, value: str) -> str | None:
     return value
 
 
-def _optional_identifier(request: pb.CompletionRequest, name: str) -> str | None:
-    if not request.HasField(name):
-        return None
-    return _needed(name, getattr(request, name))
-
-
-def _metadata(metadata: Mapping[str, str]) -> dict[str, str] | None:
-    for key, value in metadata.items():
-        _needed("metadata", key)
-        _identifier("metadata", value)
-    return dict(metadata) or None
-
-
 def _needed(path: str, value: str) -> str:
     given = _identifier(path, value)
     if given is None:
@@ -297,19 +251,31 @@ def _needed(path: str, value: str) -> str:
     return given
 
 
-def _tags(tags: Mapping[str, str]) -> dict[str, str]:
+def _as_it_is(_path: str, value: Any) -> Any:
+    return value
+
+
+def _metadata(path: str, metadata: Mapping[str, str]) -> dict[str, str]:
+    given = dict(metadata)
+    for key, value in given.items():
+        _needed(path, key)
+        _identifier(path, value)
+    return given
+
+
+def _tags(path: str, tags: Mapping[str, str]) -> dict[str, str]:
     if len(tags) > MAX_TAGS:
-        _refuse("tags", f"more than {MAX_TAGS}")
-    for key, value in tags.items():
-        _needed("tags", key)
-        _identifier("tags", value)
-    return dict(tags)
+        _refuse(path, f"more than {MAX_TAGS}")
+    return _metadata(path, tags)
 
 
-def _names(path: str, most: int, names: Sequence[str]) -> tuple[str, ...]:
-    if len(names) > most:
-        _refuse(path, f"more than {most}")
-    return tuple(_needed(f"{path}[{at}]", name) for at, name in enumerate(names))
+def _names(most: int) -> _Reader:
+    def read(path: str, names: Sequence[str]) -> tuple[str, ...]:
+        if len(names) > most:
+            _refuse(path, f"more than {most}")
+        return tuple(_needed(f"{path}[{at}]", name) for at, name in enumerate(names))
+
+    return read
 
 
 def _member(path: str, known: Mapping[Any, Any], value: int) -> Any:
@@ -318,60 +284,80 @@ def _member(path: str, known: Mapping[Any, Any], value: int) -> Any:
     return known[value]
 
 
-def _money(request: pb.CompletionRequest) -> Decimal | None:
-    if not request.HasField("max_cost_usd"):
-        return None
-    if not _MONEY.fullmatch(request.max_cost_usd):
-        _refuse("max_cost_usd", 'a decimal number of USD that is not negative and below 1e9 is needed, like "0.25"')
-    return Decimal(request.max_cost_usd)
+def _one_of(known: Mapping[Any, Any]) -> _Reader:
+    return lambda path, value: _member(path, known, value)
 
 
-def _whole(request: pb.CompletionRequest, name: str, *, least: int) -> int | None:
-    if not request.HasField(name):
-        return None
-    value: int = getattr(request, name)
-    if value < least:
-        _refuse(name, f"less than {least}")
-    return value
+def _money(path: str, value: str) -> Decimal:
+    if not _MONEY.fullmatch(value):
+        _refuse(path, 'a decimal number of USD that is not negative and below 1e9 is needed, like "0.25"')
+    return Decimal(value)
 
 
-def _real(request: pb.CompletionRequest, name: str, *, least: float | None = None) -> float | None:
-    if not request.HasField(name):
-        return None
-    value: float = getattr(request, name)
-    if not math.isfinite(value):
-        _refuse(name, "not a finite number")
-    if least is not None and value < least:
-        _refuse(name, f"less than {least:g}")
-    return value
+def _whole(*, least: int) -> _Reader:
+    def read(path: str, value: int) -> int:
+        if value < least:
+            _refuse(path, f"less than {least}")
+        return value
+
+    return read
 
 
-def _stop(stop: Sequence[str]) -> tuple[str, ...]:
+def _real(*, least: float = -math.inf) -> _Reader:
+    def read(path: str, value: float) -> float:
+        if not math.isfinite(value):
+            _refuse(path, "not a finite number")
+        if value < least:
+            _refuse(path, f"less than {least:g}")
+        return value
+
+    return read
+
+
+def _stop(path: str, stop: Sequence[str]) -> tuple[str, ...]:
     for at, sequence in enumerate(stop):
         if not sequence:
-            _refuse(f"stop[{at}]", "is empty")
+            _refuse(f"{path}[{at}]", "is empty")
     return tuple(stop)
 
 
-def _logit_bias(bias: Mapping[str, float]) -> dict[str, float] | None:
-    for token, value in bias.items():
-        _needed("logit_bias", token)
+def _logit_bias(path: str, bias: Mapping[str, float]) -> dict[str, float]:
+    given = dict(bias)
+    for token, value in given.items():
+        _needed(path, token)
         if not math.isfinite(value):
-            _refuse("logit_bias", "not a finite number")
-    return dict(bias) or None
+            _refuse(path, "not a finite number")
+    return given
 
 
 # ------------------------------------------------------------------ messages
 
 
-def _message(path: str, message: pb.Message) -> Message:
-    role = _ROLES.get(message.role)
-    if role is None:
+def _message(path: str, message: pb.Message, spots: list[Spot]) -> Message:
+    """The message; where it stood is added to `spots`."""
+    known = _ROLES.get(message.role)
+    if known is None:
         _refuse(f"{path}.role", f"one of {', '.join(_ROLES)} is needed")
-    for name in _OF_OTHERS[role]:
+    role, of_others = known
+    for name in of_others:
         if getattr(message, name):
             _refuse(f"{path}.{name}", f"does not belong on a message of the role {role.value}")
-    content = _content(path, message)
+    content: tuple[Part, ...] = ()
+    places: Sequence[str] = ()
+    kind = message.WhichOneof("content")
+    if kind == "text":
+        content, places = (Text(text=message.text),), (f"{path}.text",)
+    elif kind == "parts":
+        parts = message.parts.parts
+        if not parts:
+            _refuse(f"{path}.parts", "is empty")
+        places = [f"{path}.parts.parts[{at}]" for at in range(len(parts))]
+        content = tuple([_part(place, part) for place, part in zip(places, parts, strict=True)])
+    spots.append(Spot(path, places))
+    if role is not Role.ASSISTANT and role is not Role.TOOL:
+        if not content:
+            _refuse(path, "has no content: set `text` or `parts`")
+        return Message(role=role, content=content, name=_identifier(f"{path}.name", message.name))
     tool_calls, reasoning = message.tool_calls, message.reasoning
     if role is Role.TOOL and not message.tool_call_id:
         _refuse(f"{path}.tool_call_id", "a tool message names the call it is the result of")
@@ -396,18 +382,6 @@ def _reasoning(path: str, thought: pb.Reasoning) -> Reasoning:
         redacted=thought.redacted,
         id=_identifier(f"{path}.id", thought.id),
     )
-
-
-def _content(path: str, message: pb.Message) -> tuple[Part, ...]:
-    match message.WhichOneof("content"):
-        case "text":
-            return (Text(text=message.text),)
-        case "parts":
-            if not message.parts.parts:
-                _refuse(f"{path}.parts", "is empty")
-            return tuple(_part(f"{path}.parts.parts[{at}]", part) for at, part in enumerate(message.parts.parts))
-        case _:
-            return ()
 
 
 def _cache(path: str, value: str) -> str | None:
@@ -491,7 +465,7 @@ def _signature(path: str, signature: bytes) -> str | None:
 # ------------------------------------------------------------------ tools, formats, extra
 
 
-def _tools(tools: Sequence[pb.Tool]) -> tuple[Tool, ...]:
+def _tools(path: str, tools: Sequence[pb.Tool]) -> tuple[Tool, ...]:
     seen: set[str] = set()
     decoded = []
     for at, tool in enumerate(tools):
@@ -512,8 +486,7 @@ def _tools(tools: Sequence[pb.Tool]) -> tuple[Tool, ...]:
     return tuple(decoded)
 
 
-def _tool_choice(request: pb.CompletionRequest, tools: Iterable[Tool]) -> ToolChoice | None:
-    choice = request.tool_choice
+def _tool_choice(choice: pb.ToolChoice, tools: Iterable[Tool]) -> ToolChoice | None:
     match choice.WhichOneof("choice"):
         case "mode":
             decoded: ToolChoice | None = _member("tool_choice.mode", _MODES, choice.mode)
@@ -526,37 +499,32 @@ def _tool_choice(request: pb.CompletionRequest, tools: Iterable[Tool]) -> ToolCh
             return None
 
 
-def _response_format(request: pb.CompletionRequest) -> ResponseFormat | None:
-    if not request.HasField("response_format"):
-        return None
-    form = request.response_format
-    kind: str = _member("response_format.kind", _FORMATS, form.kind)
-    schema = _json("response_format.schema", form.schema) if form.HasField("schema") else None
+def _response_format(path: str, form: pb.ResponseFormat) -> ResponseFormat:
+    kind: str = _member(f"{path}.kind", _FORMATS, form.kind)
+    schema = _json(f"{path}.schema", form.schema) if form.HasField("schema") else None
     if kind == "json_schema":
         if schema is None:
-            _refuse("response_format.schema", "KIND_JSON_SCHEMA needs a schema")
+            _refuse(f"{path}.schema", "KIND_JSON_SCHEMA needs a schema")
     else:
         for name in ("name", "description", "schema", "strict"):
             if form.HasField(name) if name in {"schema", "strict"} else getattr(form, name):
-                _refuse(f"response_format.{name}", "belongs to KIND_JSON_SCHEMA")
+                _refuse(f"{path}.{name}", "belongs to KIND_JSON_SCHEMA")
     return ResponseFormat(
         kind=kind,
-        name=_identifier("response_format.name", form.name),
+        name=_identifier(f"{path}.name", form.name),
         description=form.description or None,
         schema=schema,
         strict=form.strict if form.HasField("strict") else None,
     )
 
 
-def _extra(request: pb.CompletionRequest) -> dict[str, msgspec.Raw]:
-    if not request.HasField("extra"):
-        return {}
+def _extra(path: str, extra: struct_pb2.Struct) -> dict[str, msgspec.Raw]:
     decoded = {}
-    for name in sorted(request.extra.fields):
-        _needed("extra", name)
+    for name in sorted(extra.fields):
+        _needed(path, name)
         if name in _TAKEN:
-            _refuse(f"extra.{name}", "the request has a field of its own for this, or the gateway sets it")
-        decoded[name] = _encoded(_value(f"extra.{name}", request.extra.fields[name]))
+            _refuse(f"{path}.{name}", "the request has a field of its own for this, or the gateway sets it")
+        decoded[name] = _encoded(_value(f"{path}.{name}", extra.fields[name]))
     return decoded
 
 
@@ -591,36 +559,88 @@ def _value(path: str, value: struct_pb2.Value) -> Any:
             _refuse(path, "holds a value of no kind")
 
 
+#: The fields that stand for themselves, and how each is read, as they are in a `ChatRequest`.
+_CHAT: Final[Mapping[str, _Reader]] = {
+    "tools": _tools,
+    "parallel_tool_calls": _as_it_is,
+    "response_format": _response_format,
+    "max_output_tokens": _whole(least=1),
+    "temperature": _real(least=0.0),
+    "top_p": _real(least=0.0),
+    "top_k": _whole(least=0),
+    "stop": _stop,
+    "seed": _as_it_is,
+    "n": _whole(least=1),
+    "presence_penalty": _real(),
+    "frequency_penalty": _real(),
+    "logprobs": _as_it_is,
+    "top_logprobs": _whole(least=0),
+    "logit_bias": _logit_bias,
+    "reasoning_effort": _needed,
+    "reasoning_budget_tokens": _whole(least=0),
+    "verbosity": _needed,
+    "service_tier": _needed,
+    "prompt_cache_key": _needed,
+    "prompt_cache_retention": _needed,
+    "store": _as_it_is,
+    "metadata": _metadata,
+    "end_user": _needed,
+    "extra": _extra,
+}
+#: The same of `Options`, with their names there.
+_OPTIONS: Final[Mapping[str, tuple[str, _Reader]]] = {
+    "session_id": ("session_id", _needed),
+    "debit_id": ("debit_id", _needed),
+    "idempotency_key": ("idempotency_key", _needed),
+    "scope_id": ("scope_id", _needed),
+    "run_id": ("run_id", _needed),
+    "step_id": ("step_id", _needed),
+    "skill": ("skill", _needed),
+    "skill_version": ("skill_version", _needed),
+    "role": ("role", _needed),
+    "tool": ("tool", _needed),
+    "tags": ("tags", _tags),
+    "owner_fence": ("owner_fence", _whole(least=0)),
+    "class": ("klass", _one_of(_CLASSES)),
+    "max_cost_usd": ("max_cost_usd", _money),
+    "allowed_providers": ("allowed_providers", _names(MAX_PROVIDERS)),
+    "allowed_models": ("allowed_models", _names(MAX_MODELS)),
+    "allow_failover": ("allow_failover", _as_it_is),
+    "resend_uncertain": ("resend_uncertain", _one_of(_RESEND)),
+    "spill_after_s": ("spill_after_s", _real(least=0.0)),
+    "order": ("order", _one_of(_ORDERS)),
+    "unsupported": ("unsupported", _one_of(_UNSUPPORTED)),
+    "explain": ("explain", _as_it_is),
+}
+
+
 # ------------------------------------------------------------------ answer
 
 
 def encode_completion(completion: Completion) -> pb.CompletionResponse:
-    return pb.CompletionResponse(
-        choices=[_choice(choice) for choice in completion.response.choices],
-        outcome=encode_outcome(completion.outcome),
-    )
+    response = pb.CompletionResponse()
+    for choice in completion.response.choices:
+        _choice(response.choices.add(), choice)
+    _outcome(response.outcome, completion.outcome)
+    return response
 
 
-def _choice(choice: Choice) -> pb.Choice:
-    return pb.Choice(
-        index=choice.index,
-        text=choice.text,
-        refusal=choice.refusal,
-        reasoning=[
-            pb.Reasoning(
-                text=thought.text, signature=_bytes(thought.signature), redacted=thought.redacted, id=thought.id or ""
-            )
-            for thought in choice.reasoning
-        ],
-        tool_calls=[
-            pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments, signature=_bytes(call.signature))
-            for call in choice.tool_calls
-        ],
-        finish_reason=_FINISH[choice.stop_reason],
-        native_finish_reason=choice.native_stop_reason,
-        images=[_image_out(image) for image in choice.images],
-        logprobs=None if choice.logprobs is None else _logprobs(choice.logprobs),
-    )
+def _choice(said: pb.Choice, choice: Choice) -> None:
+    said.index = choice.index
+    said.text = choice.text
+    said.refusal = choice.refusal
+    for thought in choice.reasoning:
+        said.reasoning.add(
+            text=thought.text, signature=_bytes(thought.signature), redacted=thought.redacted, id=thought.id or ""
+        )
+    for call in choice.tool_calls:
+        said.tool_calls.add(id=call.id, name=call.name, arguments=call.arguments, signature=_bytes(call.signature))
+    said.finish_reason = _FINISH[choice.stop_reason]
+    if choice.native_stop_reason is not None:
+        said.native_finish_reason = choice.native_stop_reason
+    said.images.extend([_image_out(image) for image in choice.images])
+    if choice.logprobs is not None:
+        said.logprobs.CopyFrom(_logprobs(choice.logprobs))
 
 
 def _image_out(image: Image) -> pb.Image:
@@ -660,7 +680,10 @@ def encode_queued(waiting: Waiting) -> pb.CompletionChunk:
 
 
 def encode_started(route: RouteReport, attempt: int) -> pb.CompletionChunk:
-    return pb.CompletionChunk(started=pb.Started(route=_route(route), attempt=attempt))
+    chunk = pb.CompletionChunk()
+    _route(chunk.started.route, route)
+    chunk.started.attempt = attempt
+    return chunk
 
 
 def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
@@ -726,94 +749,101 @@ def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
 
 
 def encode_ended(ended: Ended) -> pb.CompletionChunk:
-    return pb.CompletionChunk(
-        finished=pb.Finished(ends=[_end(end) for end in ended.ends], outcome=encode_outcome(ended.outcome))
-    )
-
-
-def _end(end: ChoiceEnd) -> pb.ChoiceEnd:
-    return pb.ChoiceEnd(
-        choice=end.choice, finish_reason=_FINISH[end.stop_reason], native_finish_reason=end.native_stop_reason
-    )
+    chunk = pb.CompletionChunk()
+    finished = chunk.finished
+    for end in ended.ends:
+        finished.ends.add(
+            choice=end.choice, finish_reason=_FINISH[end.stop_reason], native_finish_reason=end.native_stop_reason
+        )
+    _outcome(finished.outcome, ended.outcome)
+    return chunk
 
 
 def encode_failed(error: GatewayError, outcome: Outcome | None) -> pb.CompletionChunk:
-    return pb.CompletionChunk(
-        failed=pb.Failed(
-            code=error.code,
-            message=error.message,
-            outcome=None if outcome is None else encode_outcome(outcome),
-        )
-    )
+    chunk = pb.CompletionChunk(failed=pb.Failed(code=error.code, message=error.message))
+    if outcome is not None:
+        _outcome(chunk.failed.outcome, outcome)
+    return chunk
 
 
 def encode_outcome(outcome: Outcome) -> pb.Outcome:
-    return pb.Outcome(
-        request_id=outcome.request_id,
-        debit_id=outcome.debit_id,
-        route=None if outcome.route is None else _route(outcome.route),
-        attempts=[_attempt(attempt) for attempt in outcome.attempts],
-        usage=_usage(outcome.usage),
-        cost=_cost(outcome.cost),
-        ended=outcome.ended,
-        settlement=outcome.settlement,
-        counters=None if outcome.counters is None else _counters(outcome.counters),
-        warnings=outcome.warnings,
-        served_model=outcome.served_model,
-        provider_request_id=outcome.provider_request_id,
-        left_out=[pb.LeftOut(provider=out.provider, model=out.model, reason=out.reason) for out in outcome.left_out],
-    )
+    report = pb.Outcome()
+    _outcome(report, outcome)
+    return report
 
 
-def _route(route: RouteReport) -> pb.Route:
-    return pb.Route(route_id=route.route_id, provider=route.provider, model=route.model, protocol=route.protocol)
+# What is in every answer is written into the message it is a part of, field by field: made apart, each part would be
+# built and then copied into the next larger one.
 
 
-def _attempt(attempt: AttemptReport) -> pb.Attempt:
-    return pb.Attempt(
-        number=attempt.number,
-        route=_route(attempt.route),
-        status=attempt.status,
-        error_class=attempt.error_class,
-        code=attempt.code,
-        http_status=attempt.http_status,
-        message=attempt.message,
-        cost=_cost(attempt.cost),
-    )
+def _outcome(report: pb.Outcome, outcome: Outcome) -> None:
+    report.request_id = outcome.request_id
+    report.debit_id = outcome.debit_id
+    if outcome.route is not None:
+        _route(report.route, outcome.route)
+    for attempt in outcome.attempts:
+        _attempt(report.attempts.add(), attempt)
+    if outcome.usage != NOTHING:
+        _usage(report.usage, outcome.usage)
+    _cost(report.cost, outcome.cost)
+    report.ended = outcome.ended
+    report.settlement = outcome.settlement
+    if outcome.counters is not None:
+        _counters(report.counters, outcome.counters)
+    report.warnings.extend(outcome.warnings)
+    if outcome.served_model is not None:
+        report.served_model = outcome.served_model
+    if outcome.provider_request_id is not None:
+        report.provider_request_id = outcome.provider_request_id
+    for out in outcome.left_out:
+        report.left_out.add(provider=out.provider, model=out.model, reason=out.reason)
 
 
-def _usage(usage: Usage) -> pb.Usage | None:
-    if usage == NOTHING:
-        return None
-    return pb.Usage(
-        input_tokens=usage.input_total,
-        cache_read_tokens=usage.cache_read,
-        cache_write_5m_tokens=usage.cache_write_5m,
-        cache_write_1h_tokens=usage.cache_write_1h,
-        output_tokens=usage.output_total,
-        reasoning_tokens=usage.reasoning,
-    )
+def _route(report: pb.Route, route: RouteReport) -> None:
+    report.route_id = route.route_id
+    report.provider = route.provider
+    report.model = route.model
+    report.protocol = route.protocol
 
 
-def _cost(cost: Cost) -> pb.Cost:
-    return pb.Cost(
-        state=cost.state,
-        usd=_decimal(cost.usd),
-        upper_bound_usd=_decimal(cost.upper_bound_usd),
-        price_version=cost.price_version,
-        reason=cost.reason,
-    )
+def _attempt(report: pb.Attempt, attempt: AttemptReport) -> None:
+    report.number = attempt.number
+    _route(report.route, attempt.route)
+    report.status = attempt.status
+    if attempt.error_class is not None:
+        report.error_class = attempt.error_class
+    if attempt.code is not None:
+        report.code = attempt.code
+    if attempt.http_status is not None:
+        report.http_status = attempt.http_status
+    if attempt.message is not None:
+        report.message = attempt.message
+    _cost(report.cost, attempt.cost)
 
 
-def _counters(counters: Counters) -> pb.Counters:
-    return pb.Counters(
-        session_usd=_decimal(counters.session_usd),
-        day_usd=_decimal(counters.day_usd),
-        total_usd=_decimal(counters.total_usd),
-        day=counters.day.isoformat(),
-    )
+def _usage(report: pb.Usage, usage: Usage) -> None:
+    report.SetInParent()
+    for name, count in _COUNTS:
+        tokens: int | None = getattr(usage, count)
+        if tokens is not None:
+            setattr(report, name, tokens)
 
 
-def _decimal(value: Decimal | None) -> str | None:
-    """Never in exponent form: callers compare and parse these as plain decimals."""
-    return None if value is None else decimal_string(value)
+def _cost(report: pb.Cost, cost: Cost) -> None:
+    report.state = cost.state
+    if cost.usd is not None:
+        report.usd = decimal_string(cost.usd)
+    if cost.upper_bound_usd is not None:
+        report.upper_bound_usd = decimal_string(cost.upper_bound_usd)
+    if cost.price_version is not None:
+        report.price_version = cost.price_version
+    if cost.reason is not None:
+        report.reason = cost.reason
+
+
+def _counters(report: pb.Counters, counters: Counters) -> None:
+    if counters.session_usd is not None:
+        report.session_usd = decimal_string(counters.session_usd)
+    report.day_usd = decimal_string(counters.day_usd)
+    report.total_usd = decimal_string(counters.total_usd)
+    report.day = counters.day.isoformat()
