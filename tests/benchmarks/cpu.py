@@ -8,6 +8,8 @@ than about the code.
 from __future__ import annotations
 
 import contextlib
+import sys
+import time
 from collections.abc import Mapping, Sequence
 
 import psutil
@@ -20,12 +22,23 @@ def spent(pids: Sequence[int]) -> float:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
+                total += _of(process)
                 if process is root:
                     # PostgreSQL's backends come and go; a process that was waited for is in here.
+                    times = process.cpu_times()
                     total += times.children_user + times.children_system
     return total
+
+
+def _of(process: psutil.Process) -> float:
+    """To the nanosecond where the system has a clock of each process, whose number is made of the id; or to 10 ms."""
+    if sys.platform == "linux":
+        try:
+            return time.clock_gettime((~process.pid << 3) | 2)
+        except OSError:
+            raise psutil.NoSuchProcess(process.pid) from None
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def snapshot(groups: Mapping[str, Sequence[int]]) -> dict[str, float]:

@@ -11,23 +11,29 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import math
 import os
-import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import grpc.aio
 import msgspec
+from typing_extensions import override
 
 from protos.tollbridge.v1 import gateway_pb2 as pb
 from tests.benchmarks import cpu
+from tests.benchmarks.loops import LEANEST, factory
+from tests.benchmarks.provider import FIRST
 
 _METHOD = "/tollbridge.v1.Gateway/"
 _LAST_CHUNK = b"0\r\n\r\n"
+_FIRST = FIRST.encode()
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +44,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     watch: Mapping[str, Sequence[int]]
     concurrency: int = 1
     seconds: float = 1.0
+    #: Requests a second of `http_paced`.
+    rate: float = 0.0
     model: str = ""
     key: str = ""
     path: str = "/v1/chat/completions"
@@ -53,19 +61,19 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float
     #: CPU seconds by group, of the load itself as `load`, and of the whole machine as `machine`.
     cpu_s: Mapping[str, float]
-    #: Of a stream: to its first content.
+    #: Of a stream: to its first content. Of `http_paced`: from when the request was due.
     p50_ms: float = 0.0
     p99_ms: float = 0.0
     #: Characters of text in one answer: the same from every target, or they did not do the same.
     characters: int = 0
 
 
-#: One worker's way to make one request. Returns when its first content came, on `time.perf_counter`.
+#: One worker's way to make one request. Its result is when the first content came, on `time.perf_counter`.
 Request = Callable[[], Awaitable[float]]
 
 
 async def _run(order: Order, requests: Sequence[Request], characters: int) -> Measured:
-    """Every worker sends one request after the other until the time is over; the last ones are waited for."""
+    """Every worker sends one request after the other, one at least, until the time is over; all are waited for."""
     await asyncio.gather(*(request() for request in requests))
     latencies: list[float] = []
     clock = time.perf_counter
@@ -74,18 +82,72 @@ async def _run(order: Order, requests: Sequence[Request], characters: int) -> Me
     end = began + order.seconds
 
     async def work(request: Request) -> None:
-        while (sent := clock()) < end:
+        while True:
+            sent = clock()
             latencies.append(await request() - sent)
+            if clock() >= end:
+                return
 
     await asyncio.gather(*map(work, requests))
-    wall, after = clock() - began, _cpu(order)
+    return _measured(latencies, clock() - began, before, _cpu(order), characters)
+
+
+async def _run_paced(order: Order, requests: Sequence[Request]) -> Measured:
+    """
+    One request after the other at its time, evenly spaced, over whichever worker is idle.
+
+    A latency counts from the time at which its request was due: one that had to wait, because all workers were busy or
+    the load was late, has waited. To begin its clock when it was sent would leave out just what a stall does.
+    """
+    latencies: list[float] = []
+    idle = list(requests)
+    overdue: deque[float] = deque()
+    sending: set[asyncio.Task[None]] = set()
+    clock = time.perf_counter
+
+    async def work(request: Request, due: float) -> None:
+        latencies.append(await request() - due)
+        while overdue:
+            due = overdue.popleft()
+            latencies.append(await request() - due)
+        idle.append(request)
+
+    gc.collect()
+    before, began = _cpu(order), clock()
+    for due in schedule(began, rate=order.rate, seconds=order.seconds):
+        if (ahead := due - clock()) > 0:
+            await asyncio.sleep(ahead)
+        if idle:
+            sending.add(asyncio.create_task(work(idle.pop(), due)))
+        else:
+            overdue.append(due)
+        for task in [task for task in sending if task.done()]:
+            sending.remove(task)
+            task.result()
+    await asyncio.gather(*sending)
+    return _measured(latencies, clock() - began, before, _cpu(order), 0)
+
+
+def schedule(began: float, *, rate: float, seconds: float) -> Iterator[float]:
+    """When each request is due, in seconds on the clock of `began`."""
+    return (began + number / rate for number in range(max(round(rate * seconds), 1)))
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """By nearest rank: the least of the values that so large a share of them does not pass."""
+    return ordered[max(math.ceil(share * len(ordered)), 1) - 1]
+
+
+def _measured(
+    latencies: list[float], wall_s: float, before: Mapping[str, float], after: Mapping[str, float], characters: int
+) -> Measured:
     latencies.sort()
     return Measured(
         count=len(latencies),
-        wall_s=wall,
+        wall_s=wall_s,
         cpu_s={name: after[name] - before[name] for name in after},
-        p50_ms=statistics.median(latencies) * 1e3,
-        p99_ms=latencies[min(len(latencies) - 1, len(latencies) * 99 // 100)] * 1e3,
+        p50_ms=percentile(latencies, 0.50) * 1e3,
+        p99_ms=percentile(latencies, 0.99) * 1e3,
         characters=characters,
     )
 
@@ -158,18 +220,140 @@ async def stream(order: Order) -> Measured:
 # ------------------------------------------------------------------ HTTP
 
 
+class _Connection(asyncio.Protocol):
+    """One kept connection, one request at a time. Reads no more of an answer than where its content and its end are."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._answered: asyncio.Future[float] = self._loop.create_future()
+        self._answered.set_result(0.0)
+        self._sent = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._head = b""
+        self._in_head = True
+        #: Of the body, still to come. None: it has chunks, and ends with an empty one.
+        self._left: int | None = None
+        self._pieces: list[bytes] = []
+        self._tail = b""
+        self._first = 0.0
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def ask(self, sent: bytes) -> asyncio.Future[float]:
+        """When its first content came, or of a whole answer its end, on `time.perf_counter`."""
+        self._begin()
+        self._answered = self._loop.create_future()
+        self._transport.write(sent)
+        return self._answered
+
+    def body(self) -> bytes:
+        """Of the last answer."""
+        return _unchunked(b"".join(self._pieces)) if self._left is None else b"".join(self._pieces)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head += data
+            end = self._head.find(b"\r\n\r\n")
+            if end < 0:
+                return
+            head, data = self._head[:end].lower(), self._head[end + 4 :]
+            self._in_head = False
+            if not head.startswith(b"http/1.1 200"):
+                self._fail(self._head.decode(errors="replace"))
+                return
+            if (at := head.find(b"\r\ncontent-length:")) >= 0:
+                self._left = int(head[at + 17 :].split(b"\r\n", 1)[0])
+        if not data:
+            return
+        self._pieces.append(data)
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._end(time.perf_counter())
+            return
+        # A word may come in two reads; and an event ends in an empty line, so content never looks like the last chunk.
+        self._tail += data
+        if not self._first and _FIRST in self._tail:
+            self._first = time.perf_counter()
+        self._tail = self._tail[-64:]
+        if self._tail.endswith(_LAST_CHUNK):
+            if not self._first or b"[DONE]" not in self._tail:
+                self._fail("a stream did not complete")
+                return
+            self._end(self._first)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the server has closed the connection: {exc}")
+
+    def _end(self, moment: float) -> None:
+        if not self._answered.done():
+            self._answered.set_result(moment)
+
+    def _fail(self, why: str) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(RuntimeError(why))
+
+
+@asynccontextmanager
+async def _connected(order: Order) -> AsyncIterator[list[_Connection]]:
+    url = urlsplit(order.target)
+    loop = asyncio.get_running_loop()
+    assert url.hostname is not None
+    assert url.port is not None
+    async with contextlib.AsyncExitStack() as stack:
+        connections = []
+        for _ in range(order.concurrency):
+            _, connection = await loop.create_connection(_Connection, url.hostname, url.port)
+            stack.callback(connection.close)
+            connections.append(connection)
+        yield connections
+
+
 async def http(order: Order) -> Measured:
     """A plain POST."""
-    return await _http(order, "POST", msgspec.json.encode(question(order.model)), _text_of_answer)
+    return await _http(order, _sent(order, "POST", question(order.model)), _text_of_answer)
 
 
 async def http_stream(order: Order) -> Measured:
-    body = {**question(order.model), "stream": True, "stream_options": {"include_usage": True}}
-    return await _http(order, "POST", msgspec.json.encode(body), _text_of_events)
+    asked = {**question(order.model), "stream": True, "stream_options": {"include_usage": True}}
+    return await _http(order, _sent(order, "POST", asked), _text_of_events)
 
 
 async def poll(order: Order) -> Measured:
-    return await _http(order, "GET", b"", lambda _: 0)
+    return await _http(order, _sent(order, "GET", None), lambda _: 0)
+
+
+async def http_paced(order: Order) -> Measured:
+    """Plain POSTs, so many a second whatever the answers do, over at most `concurrency` connections."""
+    sent = _sent(order, "POST", question(order.model))
+    async with _connected(order) as connections:
+        for connection in connections:
+            await connection.ask(sent)
+        return await _run_paced(order, [partial(connection.ask, sent) for connection in connections])
+
+
+def _sent(order: Order, method: str, said: object) -> bytes:
+    body = b"" if said is None else msgspec.json.encode(said)
+    head = f"{method} {order.path} HTTP/1.1\r\nhost: {urlsplit(order.target).netloc}\r\n"
+    head += f"authorization: Bearer {order.key}\r\n"
+    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def _http(order: Order, sent: bytes, characters: Callable[[bytes], int]) -> Measured:
+    async with _connected(order) as connections:
+        await connections[0].ask(sent)
+        requests = [partial(connection.ask, sent) for connection in connections]
+        return await _run(order, requests, characters(connections[0].body()))
 
 
 def _text_of_answer(body: bytes) -> int:
@@ -180,51 +364,6 @@ def _text_of_events(body: bytes) -> int:
     events = (line[6:] for line in body.split(b"\n") if line.startswith(b"data: {"))
     choices = (choice for event in events for choice in msgspec.json.decode(event)["choices"])
     return sum(len(choice["delta"].get("content") or "") for choice in choices)
-
-
-async def _http(order: Order, method: str, body: bytes, characters: Callable[[bytes], int]) -> Measured:
-    url = urlsplit(order.target)
-    head = f"{method} {order.path} HTTP/1.1\r\nhost: {url.netloc}\r\nauthorization: Bearer {order.key}\r\n"
-    head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    sent = head.encode() + body
-    async with contextlib.AsyncExitStack() as stack:
-        connections = [await asyncio.open_connection(url.hostname, url.port) for _ in range(order.concurrency)]
-        for _, writer in connections:
-            stack.callback(writer.close)
-        _, whole = await _exchange(*connections[0], sent)
-        requests = [_posting(reader, writer, sent) for reader, writer in connections]
-        return await _run(order, requests, characters(_unchunked(whole)))
-
-
-def _posting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes) -> Request:
-    async def one() -> float:
-        first, _ = await _exchange(reader, writer, sent)
-        return first
-
-    return one
-
-
-async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sent: bytes) -> tuple[float, bytes]:
-    """One request on a kept connection; when its first content came, and the body as it was framed."""
-    writer.write(sent)
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if not head.startswith(b"http/1.1 200"):
-        raise RuntimeError(head.split(b"\r\n", 1)[0].decode())
-    at = head.find(b"content-length: ")
-    if at >= 0:
-        body = await reader.readexactly(int(head[at + 16 : head.index(b"\r\n", at)]))
-        return time.perf_counter(), body
-    pieces = [await reader.read(65536)]
-    first = time.perf_counter()
-    # An event ends in an empty line, so content never looks like the last chunk.
-    tail = pieces[0][-5:]
-    while not tail.endswith(_LAST_CHUNK):
-        piece = await reader.read(65536)
-        if not piece:
-            raise RuntimeError("a stream broke")
-        pieces.append(piece)
-        tail = (tail + piece)[-5:]
-    return first, b"".join(pieces)
 
 
 def _unchunked(body: bytes) -> bytes:
@@ -297,6 +436,7 @@ KINDS: Mapping[str, Callable[[Order], Awaitable[Measured | Jobs]]] = {
     "stream": stream,
     "http": http,
     "http_stream": http_stream,
+    "http_paced": http_paced,
     "poll": poll,
     "jobs": jobs,
 }
@@ -304,10 +444,13 @@ KINDS: Mapping[str, Callable[[Order], Awaitable[Measured | Jobs]]] = {
 
 def main() -> None:
     gc.disable()
-    with asyncio.Runner() as runner:
+    with (
+        asyncio.Runner(loop_factory=factory(LEANEST)) as usual,
+        asyncio.Runner(loop_factory=factory("precise")) as precise,
+    ):
         for line in sys.stdin.buffer:
             order = msgspec.json.decode(line, type=Order)
-            measured = runner.run(_answer(order))
+            measured = (precise if order.kind == "http_paced" else usual).run(_answer(order))
             sys.stdout.buffer.write(msgspec.json.encode(measured) + b"\n")
             sys.stdout.buffer.flush()
 

@@ -1,4 +1,10 @@
-"""The processes of a benchmark: one provider, one gateway with everything on, the yardsticks, and the load."""
+"""
+The processes of a benchmark: one provider, one gateway with everything on, the yardsticks, and the load.
+
+What is measured runs on a core of its own, in turn; the load, the provider and PostgreSQL on the others. PostgreSQL is
+there because its CPU is told apart from the gateway's, as its own figure; on the gateway's core the two would share
+what the proxy has for itself, and the rates could not be compared.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +16,51 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
+from tests.benchmarks import cores
 from tests.benchmarks.load import Jobs, Measured, Order
+from tests.benchmarks.loops import LEANEST, LOOPS
 from tests.fakes.gateway_process import KEY, gateway_process
-from tests.fakes.simulated import simulated_process
 
 R = TypeVar("R", Measured, Jobs)
 
-#: What is asked of the provider: one piece of text is one event of a stream, and so many events come in one write.
-PIECES, BURST = 200, 10
-PLAIN = "sim-fast"
-STREAMED = f"sim-fast?chunks={PIECES}&burst={BURST}"
+#: The instruments are this checkout's. The gateway is the working directory's, so that two can be compared.
+ROOT = Path(__file__).parents[2]
+#: The model's name, of the gateway and of the provider.
+MODEL = "bench"
 
 #: Nothing is ever refused or queued: what is measured is the cost of asking.
 CONFIGURATION = """
-[providers.sim]
+[providers.static]
 protocol = "chat_completions"
-base_url = "{url}"
+base_url = "{url}/v1"
 
-[models.plain]
-providers = [{{ provider = "sim", model = "{plain}" }}]
+[models.bench]
+providers = [{{ provider = "static", model = "bench-1" }}]
 price = {{ input = "0.15", output = "0.60" }}
 
-[models.streamed]
-providers = [{{ provider = "sim", model = "{streamed}" }}]
-price = {{ input = "0.15", output = "0.60" }}
-
-[groups."{group}"]
+[groups."{url}"]
 concurrency = 1000
 queue = 1000
 """
+
+#: Programs of ours that stand where the gateway does, and what each is called in `yardsticks`.
+YARDSTICKS = {"proxy": "proxy", "bare gRPC": "grpc"}
+#: Whose processes a place is, where it is not called like them.
+GROUPS = {"gateway gRPC": "gateway", "direct": "provider"}
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests can be sent."""
+
+    target: str
+    pid: int
+    #: How it calls the model, and with which key.
+    model: str = MODEL
+    key: str = KEY
 
 
 class World:
@@ -51,30 +69,57 @@ class World:
     def __init__(
         self,
         *,
-        places: Mapping[str, str],
-        watch: Mapping[str, Sequence[int]],
+        places: dict[str, Place],
+        postmaster: int,
         load: asyncio.subprocess.Process,
+        data_dir: Path,
+        divided: cores.Cores | None,
     ) -> None:
-        #: By name: "gateway" (REST), "gateway gRPC", "bare gRPC", "proxy", "direct".
+        #: "gateway" (REST), "gateway gRPC", "direct", and each yardstick with its loop: "proxy on uvloop".
         self.places = places
-        #: Process ids by group: "gateway", "postgres", "bare gRPC", "proxy", "provider".
-        self.watch = watch
+        #: The loop of a yardstick that a kind of request is sent to.
+        self.loops: dict[tuple[str, str], str] = {}
+        self.watch: Mapping[str, Sequence[int]] = {
+            "gateway": [places["gateway"].pid],
+            "postgres": [postmaster],
+            "provider": [places["direct"].pid],
+        }
+        self.data_dir = data_dir
+        self.divided = divided
         self._load = load
 
+    def resident_mb(self) -> float:
+        """Of the gateway's process and its children."""
+        root = psutil.Process(self.places["gateway"].pid)
+        return sum(process.memory_info().rss for process in (root, *root.children(recursive=True))) / 2**20
+
     async def measure(
-        self, kind: str, place: str, answer: type[R], *, concurrency: int = 1, seconds: float = 1.0, jobs: int = 0,
+        self,
+        kind: str,
+        place: str,
+        answer: type[R],
+        *,
+        concurrency: int = 1,
+        seconds: float = 1.0,
+        rate: float = 0.0,
+        jobs: int = 0,
         path: str = "/v1/chat/completions",
-    ) -> R:  # fmt: skip
-        streamed = "stream" in kind
-        ours = place.startswith("gateway")
+        loop: str | None = None,
+    ) -> R:
+        """`loop` is that of a yardstick, if not the one in `loops`. Raises RuntimeError if the load ends."""
+        name = place
+        if place in YARDSTICKS:
+            name = f"{place} on {loop or self.loops.get((place, kind), LEANEST)}"
+        there = self.places[name]
         order = Order(
             kind=kind,
-            target=self.places[place],
-            watch=self.watch,
+            target=there.target,
+            watch={GROUPS.get(place, place): [there.pid], **self.watch},
             concurrency=concurrency,
             seconds=seconds,
-            model=("streamed" if streamed else "plain") if ours else (STREAMED if streamed else PLAIN),
-            key=KEY,
+            rate=rate,
+            model=there.model,
+            key=there.key,
             path=path,
             jobs=jobs,
         )
@@ -88,51 +133,47 @@ class World:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[World]:
+async def opened(*, pin: bool = True, yardsticks: bool = True) -> AsyncIterator[World]:
     """Starts everything; the gateway with an embedded PostgreSQL of its own, fsync on."""
+    divided = cores.divided(pin=pin)
+    measured, others = (divided.measured, divided.others) if divided else (None, None)
     async with AsyncExitStack() as stack:
+        stack.enter_context(cores.started_on(others))
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tollbridge-bench-")))
-        provider = await stack.enter_async_context(simulated_process())
-        url = urlsplit(provider.url)
-        toml = CONFIGURATION.format(
-            url=provider.url, plain=PLAIN, streamed=STREAMED, group=f"{url.scheme}://{url.hostname}:{url.port}"
-        )
-        gateway = await stack.enter_async_context(gateway_process(directory, toml))
-        proxy, proxy_port = await stack.enter_async_context(_yardstick("proxy", provider.url))
-        bare, bare_port = await stack.enter_async_context(_yardstick("grpc", provider.url))
+        pid, port = await stack.enter_async_context(started("tests.benchmarks.provider"))
+        url = f"http://127.0.0.1:{port}"
+        places = {"direct": Place(target=url, pid=pid)}
         load = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.benchmarks.load",
+            sys.executable, "-m", "tests.benchmarks.load", cwd=ROOT,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
         )  # fmt: skip
         stack.push_async_callback(_stop, load)
+        with cores.started_on(measured):
+            gateway = await stack.enter_async_context(gateway_process(directory, CONFIGURATION.format(url=url)))
+            places["gateway"] = Place(target=gateway.rest_url, pid=gateway.pid)
+            places["gateway gRPC"] = Place(target=gateway.grpc_target, pid=gateway.pid)
+            for name, module in YARDSTICKS.items() if yardsticks else ():
+                for loop in LOOPS:
+                    pid, port = await stack.enter_async_context(
+                        started("tests.benchmarks.yardsticks", module, loop, f"{url}/v1")
+                    )
+                    scheme = "" if module == "grpc" else "http://"
+                    places[f"{name} on {loop}"] = Place(target=f"{scheme}127.0.0.1:{port}", pid=pid)
         postmaster = int((gateway.data_dir / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
-        yield World(
-            places={
-                "gateway": gateway.rest_url,
-                "gateway gRPC": gateway.grpc_target,
-                "bare gRPC": f"127.0.0.1:{bare_port}",
-                "proxy": f"http://127.0.0.1:{proxy_port}",
-                "direct": provider.url.removesuffix("/v1"),
-            },
-            watch={
-                "gateway": [gateway.pid],
-                "postgres": [postmaster],
-                "bare gRPC": [bare.pid],
-                "proxy": [proxy.pid],
-                "provider": [provider.pid],
-            },
-            load=load,
-        )
+        if others is not None:
+            cores.move(postmaster, others)
+        yield World(places=places, postmaster=postmaster, load=load, data_dir=gateway.data_dir, divided=divided)
 
 
 @asynccontextmanager
-async def _yardstick(name: str, url: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+async def started(module: str, *arguments: str) -> AsyncIterator[tuple[int, int]]:
+    """A process that prints a line of JSON with its port when it is ready: its id and the port."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.benchmarks.yardsticks", name, url, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", module, *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     try:
-        yield process, json.loads(await asyncio.wait_for(process.stdout.readline(), 20))["port"]
+        yield process.pid, json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["port"]
     finally:
         await _stop(process)
 

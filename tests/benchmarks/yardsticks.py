@@ -1,17 +1,17 @@
 """
 What the gateway is held against: the least that could stand in its place, in the same language.
 
-    python -m tests.benchmarks.yardsticks proxy URL   an aiohttp reverse proxy that moves bytes
-    python -m tests.benchmarks.yardsticks grpc URL    a grpc.aio server that asks the upstream with aiohttp
+    python -m tests.benchmarks.yardsticks proxy LOOP URL   an aiohttp reverse proxy that moves bytes
+    python -m tests.benchmarks.yardsticks grpc LOOP URL    a grpc.aio server that asks the upstream with aiohttp
 
-Neither counts, limits, proves, bills or logs anything. Each prints one JSON line with its port.
+Neither counts, limits, proves, bills or logs anything, nor has it a time limit. LOOP is the event loop, `asyncio` or
+`uvloop`: the benchmark holds the gateway against the faster. Each prints one JSON line with its port.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,12 +25,17 @@ from typing_extensions import override
 
 from protos.tollbridge.v1 import gateway_pb2 as pb
 from protos.tollbridge.v1 import gateway_pb2_grpc
+from tests.benchmarks.loops import run, until_told
 
 
 @asynccontextmanager
 async def upstream() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(),
+        auto_decompress=False,
+        trust_env=False,
     ) as session:
         yield session
 
@@ -117,14 +122,11 @@ async def bare_grpc(base_url: str) -> AsyncIterator[int]:
 
 
 async def main(name: str, base_url: str) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with {"proxy": proxy, "grpc": bare_grpc}[name](base_url) as port:
-        sys.stdout.write(json.dumps({"event": "ready", "port": port}) + "\n")
+        sys.stdout.write(json.dumps({"port": port}) + "\n")
         sys.stdout.flush()
-        await stop.wait()
+        await until_told()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    run(main(sys.argv[1], sys.argv[3]), sys.argv[2])

@@ -404,6 +404,13 @@ async def second(world: World, name: str) -> World:
     return World(url, world.observer, postmaster=world.postmaster, fsync_us=world.fsync_us, filesystem=world.filesystem)
 
 
+async def beside(observer: asyncpg.Connection, server_url: str, name: str, *, postmaster: int) -> World:
+    """A database of its own at a server that somebody else has started. Its workers are to be stopped."""
+    url = server_url.replace("/postgres?", f"/{name}?")
+    await _database(observer, url, name)
+    return World(url, observer, postmaster=postmaster, fsync_us=0.0, filesystem="")
+
+
 async def _database(observer: asyncpg.Connection, url: str, name: str) -> None:
     if not await observer.fetchval("select exists (select from pg_database where datname = $1)", name):
         await observer.execute(f"create database {name}")
