@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from gateway import app, config, logs
+from gateway import app, config, logs, runtime
 from gateway.keys import Bootstrap, EnvironmentKey
 
 log = structlog.get_logger()
@@ -197,6 +197,7 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
             "gateway.starting",
             data_dir=str(settings.data_dir),
             database="given" if settings.database_url else "embedded",
+            loop=runtime.name() if count == 1 else "asyncio",
         )
         if WORKER not in os.environ:
             # Both servers listen with SO_REUSEPORT: that nobody else does is made sure here.
@@ -233,6 +234,7 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
 async def _serve_here(settings: config.Settings, url: str, stop: Stop, on_ready: Callable[[], None]) -> bool:
     async def until_asked() -> None:
         async with app.open_gateway(settings, url):
+            runtime.settle_memory()
             on_ready()
             await stop.gently.wait()
             log.info("gateway.draining", for_at_most_s=settings.drain_delay_s + settings.drain_s)

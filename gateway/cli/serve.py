@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
 import click
 
-from gateway import config, database, logs, workers
+from gateway import config, database, logs, runtime, workers
 from gateway.cli.failure import Failed
 from gateway.embedded import EmbeddedPostgresError
 from gateway.errors import GatewayError
@@ -42,7 +41,8 @@ def command(path: Path | None, data_dir: Path | None, count: int, log_level: str
     logs.configure(level=log_level)
     try:
         settings = workers.load(path, data_dir)
-        clean = asyncio.run(workers.serve(settings, count=count, stop_with_stdin=stop_with_stdin))
+        with runtime.runner(serving=count == 1) as runner:
+            clean = runner.run(workers.serve(settings, count=count, stop_with_stdin=stop_with_stdin))
     except config.ConfigFaults as faults:
         raise Failed(str(faults), hint="`tollbridge check` says the same without starting anything.") from None
     except workers.PortTaken as error:
