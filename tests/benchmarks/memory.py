@@ -34,8 +34,8 @@ from tests.fakes.gateway_process import KEY, METADATA, GatewayProcess, gateway_p
 from tests.fakes.simulated import SimulatedProvider, simulated_process
 from tests.progress import Progress
 
-#: `still` sends two pieces and then nothing, for longer than a run takes. Closing a connection ends the work at once, so
-#: that 20,000 streams that were left need no 20,000 slots.
+#: `still` sends two pieces and then nothing, for longer than a run takes. Closing a connection ends the work at once,
+#: so that 20,000 streams that were left do not need so many slots.
 CONFIGURATION = """
 [providers.sim]
 protocol = "chat_completions"
