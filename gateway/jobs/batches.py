@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from datetime import datetime
 
 import asyncpg
@@ -38,10 +38,8 @@ log = structlog.get_logger(__name__)
 
 #: Faults that are kept of one file, so that what is told of it stays readable. All are counted.
 MOST_FAULTS = 1000
-#: Lines judged in one go; then other requests have their turn.
+#: Lines of an output measured in one go; then other requests have their turn.
 _TURN_LINES = 32
-#: Characters of a line after which others get a turn at once.
-_LONG_LINE = 64 * 1024
 #: Queued jobs that are cancelled by one statement.
 _CANCELLED_ROWS = 500
 _RETRY_S = 0.1
@@ -248,28 +246,26 @@ class Batches:
             return Over(status="expired")
         submission = Submission(self._judge.for_batch(batch.endpoint, batch.remaining_s), batch.key_id, batch.batch_id)
         faults: list[LineFault] = []
-        accepted = refused = after = 0
+        accepted = refused = 0
         jobs = connection.transaction()
         await jobs.start()
-        while page := await self.store.lines(batch.input_file_id, after, connection):
-            after = page[-1][0]
-            lines: list[Line] = []
-            for turn, (number, text) in enumerate(page):
-                if turn % _TURN_LINES == 0 or len(text) > _LONG_LINE:
-                    await asyncio.sleep(0)
-                request = request_in(text)
-                if not request:
-                    continue
-                line = submission.add(number, request)
-                if line.fault is None:
-                    accepted += 1
-                    lines.append(msgspec.structs.replace(line, body=None, file_id=batch.input_file_id))
-                    continue
-                refused += 1
-                if refused <= MOST_FAULTS:
-                    faults.append(_fault(line))
-            if lines and not refused:
-                await self.store.jobs.insert(lines, connection)
+
+        async def judged() -> AsyncIterator[Sequence[Line]]:
+            nonlocal accepted, refused
+            after = 0
+            # Through another connection: on this one the jobs of the page before are being written.
+            while page := await self.store.lines(batch.input_file_id, after):
+                after = page[-1][0]
+                requests = [(number, request) for number, text in page if (request := request_in(text))]
+                lines = await submission.add_all(requests)
+                wrong = [line for line in lines if line.fault is not None]
+                faults.extend(_fault(line) for line in wrong[: max(MOST_FAULTS - refused, 0)])
+                refused += len(wrong)
+                accepted += len(lines) - len(wrong)
+                if not refused:
+                    yield [msgspec.structs.replace(line, body=None, file_id=batch.input_file_id) for line in lines]
+
+        await self.store.jobs.insert_all(judged(), connection)
         if accepted and not refused:
             await jobs.commit()
             await self.store.started(connection, batch.batch_id, accepted)

@@ -1,7 +1,8 @@
 """
-Takes submissions: reads them to their end, then persists all of their jobs in one transaction.
+Takes submissions: reads them to their end, then judges and persists all of their jobs in one transaction.
 
-The answer is given after the commit and never before; a client that stops in the middle has submitted nothing.
+The answer is given after the commit and never before; a client that stops in the middle has submitted nothing. While
+the database writes some lines the next ones are judged.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import msgspec
 
@@ -19,14 +21,14 @@ from gateway.errors import Code, GatewayError, IdempotencyMismatch
 from gateway.jobs.lane import lane
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.spool import Spool
-from gateway.jobs.store import INSERT_ROWS, SPAN, Accepted, JobStore
+from gateway.jobs.store import INSERT_BYTES, INSERT_ROWS, SPAN, Accepted, JobStore
 from gateway.jobs.submission import Asked, Judge, Line, Submission, new_submission_id
 
 #: Submissions of up to this many lines share a statement with others that arrive meanwhile.
 _SHARED_LINES = 16
 _SHARED_SUBMISSIONS = 64
-#: Lines judged in one go; then other requests have their turn.
-_TURN_LINES = 32
+#: Lines read in one go; then other requests have their turn.
+_TURN_LINES = 512
 _RETRY_S = 0.1
 
 
@@ -54,6 +56,18 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int
     jobs: list[JobEntry]
     errors: list[ErrorEntry]
+
+
+class _NothingAccepted(Exception):
+    """No line is acceptable: what was written of them is to be rolled back."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__()
+        self.receipt = receipt
+
+
+#: Each call judges the lines from the first on, in batches, and comes to the same.
+_Judged: TypeAlias = Callable[[], AsyncIterator[Sequence[Line]]]
 
 
 class Idempotency(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,21 +102,26 @@ class Intake:
         `payload_too_large`, `content_store_unavailable`, and what `lines` raises.
         """
         submission = Submission(self._judge, key_id)
-        receipt = Receipt(submission_id=submission.submission_id, accepted=0, rejected=0, jobs=[], errors=[])
-        spool = Spool(batch_lines=INSERT_ROWS, batch_bytes=self._settings.spool_bytes)
+        spool = Spool(batch_lines=INSERT_ROWS, batch_bytes=INSERT_BYTES, memory_bytes=self._settings.spool_bytes)
         with contextlib.closing(spool):
-            async for number, raw in lines:
-                if len(receipt.jobs) + len(receipt.errors) >= self._settings.max_lines or number > SPAN:
+            count = 0
+            async for number, text in lines:
+                if count >= self._settings.max_lines or number > SPAN:
                     raise GatewayError(
                         f"a submission may have {self._settings.max_lines} lines", code=Code.PAYLOAD_TOO_LARGE
                     )
-                line = submission.add(number, raw)
-                _enter(receipt, line)
-                await spool.add(line)
-                if number % _TURN_LINES == 0:
+                await spool.add(number, text)
+                count += 1
+                if count % _TURN_LINES == 0:
                     await asyncio.sleep(0)
-            receipt = msgspec.structs.replace(receipt, accepted=len(receipt.jobs), rejected=len(receipt.errors))
-            return await self._keep(key_id, spool, receipt, idempotency)
+
+            async def judged() -> AsyncIterator[Sequence[Line]]:
+                submission.begin()
+                async for batch in spool.batches():
+                    yield await submission.add_all(batch)
+
+            shared = idempotency is None and spool.whole is not None and len(spool.whole) <= _SHARED_LINES
+            return await self._keep(key_id, submission.submission_id, judged, idempotency, shared=shared)
 
     async def take(
         self, key_id: uuid.UUID, asked: Asked, idempotency: Idempotency | None = None
@@ -116,51 +135,55 @@ class Intake:
         job_id = uuid.UUID(int=submission_id.int + 1)
         empty = Line(job_id=job_id, key_id=key_id, submission_id=submission_id, number=1)
         line = self._judge.accept(asked, empty)
-        receipt = Receipt(
-            submission_id=submission_id,
-            accepted=1,
-            rejected=0,
-            jobs=[JobEntry(id=job_id, custom_id=None, line=1)],
-            errors=[],
-        )
-        with contextlib.closing(Spool(batch_lines=1, batch_bytes=self._settings.spool_bytes)) as spool:
-            await spool.add(line)
-            receipt, repeated = await self._keep(key_id, spool, receipt, idempotency)
+
+        async def judged() -> AsyncIterator[Sequence[Line]]:
+            yield [line]
+
+        receipt, repeated = await self._keep(key_id, submission_id, judged, idempotency, shared=idempotency is None)
         return receipt.jobs[0].id, repeated
 
     async def _keep(
-        self, key_id: uuid.UUID, spool: Spool, receipt: Receipt, idempotency: Idempotency | None
+        self,
+        key_id: uuid.UUID,
+        submission_id: uuid.UUID,
+        judged: _Judged,
+        idempotency: Idempotency | None,
+        *,
+        shared: bool,
     ) -> tuple[Receipt, bool]:
         """What was read to its end; the receipt, and whether it repeats an earlier one."""
+        receipt, repeated = _empty(submission_id), False
         with as_gateway_error():
             earlier = await self._repeat(key_id, idempotency)
             if earlier is not None:
                 return earlier, True
-            if not receipt.accepted:
-                return receipt, False
-            if idempotency is None and spool.whole is not None and len(spool.whole) <= _SHARED_LINES:
-                await self._shared.submit(spool.whole)
+            if shared:
+                lines = [line async for batch in judged() for line in batch]
+                receipt = _with(receipt, lines)
+                if receipt.accepted:
+                    await self._shared.submit(lines)
             else:
-                earlier = await self._persist(key_id, spool, receipt, idempotency)
-        if earlier is not None:
-            return earlier, True
-        self._submitted()
-        return receipt, False
+                receipt, repeated = await self._persist(key_id, submission_id, judged, idempotency)
+        if receipt.accepted and not repeated:
+            self._submitted()
+        return receipt, repeated
 
     async def _insert_shared(self, submissions: Sequence[Sequence[Line]]) -> Sequence[None]:
         await self._store.insert([line for lines in submissions for line in lines])
         return [None] * len(submissions)
 
     async def _persist(
-        self, key_id: uuid.UUID, spool: Spool, receipt: Receipt, idempotency: Idempotency | None
-    ) -> Receipt | None:
-        """The receipt of an earlier submission with this key; None: this one was persisted."""
+        self, key_id: uuid.UUID, submission_id: uuid.UUID, judged: _Judged, idempotency: Idempotency | None
+    ) -> tuple[Receipt, bool]:
+        """The receipt, and whether it is that of an earlier submission with this key."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._settings.write_patience_s
         while True:
             try:
                 with store_errors():
-                    return await self._transaction(key_id, spool, receipt, idempotency)
+                    return await self._transaction(key_id, submission_id, judged, idempotency)
+            except _NothingAccepted as nothing:
+                return nothing.receipt, False
             except StoreUnavailable:
                 # The commit may have taken effect. The same ids are written again, which then changes nothing.
                 if loop.time() >= give_up:
@@ -168,24 +191,32 @@ class Intake:
                 await asyncio.sleep(_RETRY_S)
 
     async def _transaction(
-        self, key_id: uuid.UUID, spool: Spool, receipt: Receipt, idempotency: Idempotency | None
-    ) -> Receipt | None:
+        self, key_id: uuid.UUID, submission_id: uuid.UUID, judged: _Judged, idempotency: Idempotency | None
+    ) -> tuple[Receipt, bool]:
+        """Raises _NothingAccepted, which takes back what was written."""
+        receipt = _empty(submission_id)
+
+        async def entered() -> AsyncIterator[Sequence[Line]]:
+            nonlocal receipt
+            async for lines in judged():
+                receipt = _with(receipt, lines)
+                yield lines
+
         async with self._store.transaction() as connection:
             if idempotency is not None:
-                accepted = Accepted(
-                    submission_id=receipt.submission_id,
-                    digest=idempotency.digest(),
-                    answer=msgspec.json.encode(receipt).decode(),
-                )
+                # Before the jobs: who comes second waits here, and not after having written as much.
+                accepted = Accepted(submission_id=submission_id, digest=idempotency.digest(), answer="")
                 if not await self._store.accept(connection, key_id, idempotency.key, accepted):
                     earlier = await self._store.submission(key_id, idempotency.key, connection)
                     assert earlier is not None
-                    if earlier.submission_id == receipt.submission_id:
-                        return None
-                    return _receipt(earlier, idempotency)
-            async for batch in spool.batches():
-                await self._store.insert(batch, connection)
-        return None
+                    # It may be this one: then an earlier commit of it has taken effect.
+                    return _receipt(earlier, idempotency), earlier.submission_id != submission_id
+            await self._store.insert_all(entered(), connection)
+            if not receipt.accepted:
+                raise _NothingAccepted(receipt)
+            if idempotency is not None:
+                await self._store.answer(connection, submission_id, msgspec.json.encode(receipt).decode())
+        return receipt, False
 
     async def _repeat(self, key_id: uuid.UUID, idempotency: Idempotency | None) -> Receipt | None:
         if idempotency is None:
@@ -205,11 +236,16 @@ def _receipt(earlier: Accepted, idempotency: Idempotency) -> Receipt:
     return msgspec.json.decode(matching(earlier, idempotency.digest()).answer, type=Receipt)
 
 
-def _enter(receipt: Receipt, line: Line) -> None:
-    if line.fault is None:
-        receipt.jobs.append(JobEntry(id=line.job_id, custom_id=line.custom_id, line=line.number))
-        return
-    receipt.errors.append(
+def _empty(submission_id: uuid.UUID) -> Receipt:
+    return Receipt(submission_id=submission_id, accepted=0, rejected=0, jobs=[], errors=[])
+
+
+def _with(receipt: Receipt, lines: Sequence[Line]) -> Receipt:
+    """The receipt, with these lines entered."""
+    receipt.jobs.extend(
+        JobEntry(id=line.job_id, custom_id=line.custom_id, line=line.number) for line in lines if line.fault is None
+    )
+    receipt.errors.extend(
         ErrorEntry(
             line=line.number,
             custom_id=line.custom_id,
@@ -218,7 +254,10 @@ def _enter(receipt: Receipt, line: Line) -> None:
             param=line.fault.param,
             id=line.job_id,
         )
+        for line in lines
+        if line.fault is not None
     )
+    return msgspec.structs.replace(receipt, accepted=len(receipt.jobs), rejected=len(receipt.errors))
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idempotency_retention_s: Seconds = 60 * 86_400.0
     max_lines: Count = 50_000
     max_line_bytes: Count = 8 * 1024 * 1024
-    #: A submission larger than this goes through a temporary file.
+    #: What a submission has beyond this goes through a temporary file.
     spool_bytes: Count = 1024 * 1024
     longest_wait_s: Seconds = 60.0
     #: Bytes of a file of lines.

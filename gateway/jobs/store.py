@@ -12,7 +12,7 @@ import contextlib
 import importlib.resources
 import time
 import uuid
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
@@ -31,8 +31,8 @@ Session: TypeAlias = "Connection | asyncpg.pool.PoolConnectionProxy[asyncpg.Reco
 
 _SQL = importlib.resources.files("gateway.jobs").joinpath("sql")
 
-#: Rows of one INSERT.
-INSERT_ROWS = 500
+#: Rows and bytes of one INSERT.
+INSERT_ROWS, INSERT_BYTES = 500, 1024 * 1024
 
 _options = msgspec.json.Decoder(Options)
 _outcome = msgspec.json.Decoder(Outcome)
@@ -65,6 +65,7 @@ HELD = read_statement("held")
 PURGE = read_statement("purge")
 PURGE_SUBMISSIONS = read_statement("purge_submissions")
 ACCEPT_SUBMISSION = read_statement("accept_submission")
+ANSWER_SUBMISSION = read_statement("answer_submission")
 SUBMISSION = read_statement("submission")
 KEEP_TIME = read_statement("keep_time")
 TIME = read_statement("time")
@@ -206,6 +207,22 @@ class JobStore:
                 [line.response_head for line in lines],
             )
 
+    async def insert_all(self, batches: AsyncIterable[Sequence[Line]], connection: Session) -> None:
+        """`insert` in the connection's transaction, batch by batch. The next one is made while one is written."""
+        writing: asyncio.Task[None] | None = None
+        try:
+            async for lines in batches:
+                if writing is not None:
+                    await writing
+                writing = asyncio.create_task(self.insert(lines, connection))
+            if writing is not None:
+                await writing
+        finally:
+            # The connection is to be used again, if only to roll back.
+            if writing is not None:
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
     async def accept(self, connection: Session, key_id: uuid.UUID, key: str, accepted: Accepted) -> bool:
         """Tie an Idempotency-Key to a submission. False: another one has it."""
         with store_errors():
@@ -220,6 +237,11 @@ class JobStore:
                 *self.known(),
             )
         return row is not None
+
+    async def answer(self, connection: Session, submission_id: uuid.UUID, answer: str) -> None:
+        """What a submission that was accepted in this transaction is answered with."""
+        with store_errors():
+            await connection.execute(ANSWER_SUBMISSION, submission_id, answer)
 
     async def submission(self, key_id: uuid.UUID, key: str, connection: Session | None = None) -> Accepted | None:
         with store_errors():

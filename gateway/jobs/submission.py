@@ -8,8 +8,9 @@ that can be seen now is refused here: a job that waits a day to learn that a fie
 
 from __future__ import annotations
 
+import asyncio
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -26,6 +27,10 @@ from gateway.policy import Policy
 _V = TypeVar("_V")
 
 MAX_CUSTOM_ID_CHARS = 512
+
+#: Lines, and bytes of long ones, judged in one go; then other requests have their turn.
+_TURN_LINES = 64
+_TURN_BYTES = 64 * 1024
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -71,6 +76,10 @@ class JobFields(Wishes, frozen=True, kw_only=True):
 
 
 _OF_THE_JOB = frozenset(JobFields.__struct_fields__)
+_WISHES = frozenset(Wishes.__struct_fields__)
+
+#: Sets of caller fields that are remembered of one submission. Where each line has its own there is nothing to gain.
+_MOST_REMEMBERED = 256
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,10 +120,20 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     deadline_s: float = 0.0
     fault: Fault | None = None
 
-    @property
-    def size(self) -> int:
-        """Roughly the bytes it takes."""
-        return 300 + len(self.body or "") + len(self.options) + len(self.response_head or "")
+
+class Remembered:
+    """
+    What the lines of one submission have in common, found out at the first of them. Only what was accepted is here: a
+    fault is found anew, and told of each line that has it.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        #: What the key may use.
+        self.policy = policy
+        #: Models and roles that it may ask for.
+        self.models: set[tuple[str, str | None]] = set()
+        #: By the names and the texts of caller fields: what they mean, and that as it is stored.
+        self.options: dict[tuple[tuple[str, bytes], ...], tuple[Options, str]] = {}
 
 
 class Judge:
@@ -141,7 +160,6 @@ class Judge:
         end may be sent to.
         """
         self._caller_fields = frozenset(caller_fields)
-        self._known = self._caller_fields | _OF_THE_JOB
         self._parse_options = parse_options
         self._formats = formats
         self._resolve = resolve
@@ -150,6 +168,7 @@ class Judge:
         self._may_be_told = may_be_told
         self.settings = settings
         self._batch = batch
+        self._without_wishes = self._granted(Wishes())
 
     def for_batch(self, endpoint: str, within_s: float) -> Judge:
         """
@@ -170,19 +189,24 @@ class Judge:
             batch=True,
         )
 
-    def judge(self, raw: bytes, line: Line, policy: Policy) -> Line:
-        """
-        `line` filled from its text, for a key of this policy. Raises GatewayError; `custom_id_of` may still tell which
-        line it was.
-        """
-        try:
-            refuse_flood(raw)
-        except MalformedRequest as error:
-            raise InvalidRequest(error.reason, code=Code.TOO_LARGE) from error
+    def judge(self, raw: bytes, line: Line, remembered: Remembered) -> Line:
+        """`line` filled from its text. Raises GatewayError; `custom_id_of` may still tell which line it was."""
         members = self._members(raw)
-        unknown = members.keys() - self._known
+        try:
+            return self._judged(raw, members, line, remembered)
+        except GatewayError:
+            # What no two readers need agree on is told before what this one does not like.
+            self._unambiguous(raw)
+            raise
+
+    def _judged(self, raw: bytes, members: Mapping[str, msgspec.Raw], line: Line, remembered: Remembered) -> Line:
+        given = members.keys() - _OF_THE_JOB
+        unknown = given - self._caller_fields
         if unknown:
             raise InvalidRequest("unknown field", code=Code.UNSUPPORTED_FIELD, param=_shown(min(unknown)))
+        # What stands in the body is looked at by its format, and what stands in caller fields with their meaning.
+        if not _stands_once(members, raw):
+            self._unambiguous(raw)
         custom_id = _text(members, "custom_id")
         if custom_id is not None and not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
             raise InvalidRequest(f"must have 1 to {MAX_CUSTOM_ID_CHARS} characters", param="custom_id")
@@ -198,11 +222,11 @@ class Judge:
         if "body" not in members:
             raise InvalidRequest("is required", param="body")
         body = bytes(members["body"])
-        options = self._options(members, line.job_id)
+        options, stored = self._options(members, given, raw, remembered)
         if self._batch and options.klass is not Class.BATCH:
             raise InvalidRequest("a batch does not go before others", param="class")
-        model = self._model(url, body, options.role, policy)
-        wishes = self._wishes(members)
+        model = self._model(url, body, options.role, remembered)
+        granted = self._without_wishes if _WISHES.isdisjoint(members) else self._granted(self._wishes(members))
         return msgspec.structs.replace(
             line,
             custom_id=custom_id,
@@ -211,8 +235,8 @@ class Judge:
             session_id=options.session_id,
             klass=options.klass.value,
             body=body.decode(),
-            options=msgspec.json.encode(options).decode(),
-            **self._granted(wishes),
+            options=stored if options.debit_id else _with_debit(stored, line.job_id),
+            **granted,
         )
 
     def accept(self, asked: Asked, line: Line) -> Line:
@@ -221,7 +245,8 @@ class Judge:
             most = self.settings.max_line_bytes
             raise GatewayError(f"a request that is kept may have {most} bytes", code=Code.PAYLOAD_TOO_LARGE)
         self._known_model(asked.model, asked.options.role, self.policy_of(line.key_id), "model")
-        options = _with_debit(asked.options, line.job_id)
+        options = asked.options
+        stored = _written(options)
         return msgspec.structs.replace(
             line,
             url=asked.url,
@@ -230,21 +255,22 @@ class Judge:
             klass=options.klass.value,
             body=asked.body,
             response_head=asked.response_head,
-            options=msgspec.json.encode(options).decode(),
+            options=stored if options.debit_id else _with_debit(stored, line.job_id),
             **self._granted(asked.wishes),
         )
 
     def _members(self, raw: bytes) -> dict[str, msgspec.Raw]:
         try:
-            members = _members.decode(raw)
+            refuse_flood(raw)
+            return _members.decode(raw)
+        except MalformedRequest as error:
+            raise InvalidRequest(error.reason, code=Code.TOO_LARGE) from error
         except msgspec.ValidationError as error:
             raise InvalidRequest("must be a JSON object") from error
         except _undecodable as error:
             raise not_json("the line", error) from error
-        self._unambiguous(raw)
-        return members
 
-    def _model(self, url: str, body: bytes, role: str | None, policy: Policy) -> str:
+    def _model(self, url: str, body: bytes, role: str | None, remembered: Remembered) -> str:
         """Empty where a role is asked for instead."""
         try:
             chat = self._formats[url].read(body).chat
@@ -260,7 +286,9 @@ class Judge:
             raise InvalidRequest(
                 "a job is in the background already", code=Code.UNSUPPORTED_FIELD, param="body.background"
             )
-        self._known_model(model, role, policy, "body.model")
+        if (model, role) not in remembered.models:
+            self._known_model(model, role, remembered.policy, "body.model")
+            remembered.models.add((model, role))
         return model
 
     def _known_model(self, model: str, role: str | None, policy: Policy, param: str) -> None:
@@ -269,9 +297,20 @@ class Judge:
         except ModelNotFound as error:
             raise ModelNotFound(error.message, param=param) from error
 
-    def _options(self, members: Mapping[str, msgspec.Raw], job_id: uuid.UUID) -> Options:
-        given = {name: value for name, value in members.items() if name in self._caller_fields}
-        return _with_debit(self._parse_options(given, klass=Class.BATCH), job_id)
+    def _options(
+        self, members: Mapping[str, msgspec.Raw], given: Collection[str], raw: bytes, remembered: Remembered
+    ) -> tuple[Options, str]:
+        """What the caller fields mean, and that as it is stored, without a debit where the line names none."""
+        texts = tuple((name, bytes(value)) for name, value in members.items() if name in given) if given else ()
+        found = remembered.options.get(texts)
+        if found is None:
+            if given:
+                self._unambiguous(raw)
+            options = self._parse_options({name: members[name] for name, _ in texts}, klass=Class.BATCH)
+            found = options, _written(options)
+            if len(remembered.options) < _MOST_REMEMBERED:
+                remembered.options[texts] = found
+        return found
 
     def _wishes(self, members: Mapping[str, msgspec.Raw]) -> Wishes:
         deadline_s: float | None = _value(members, "deadline_s", _number, "a number of seconds")
@@ -302,8 +341,34 @@ class Judge:
         }
 
 
-def _with_debit(options: Options, job_id: uuid.UUID) -> Options:
-    return msgspec.structs.replace(options, debit_id=options.debit_id or str(job_id))
+_DEFAULTS = msgspec.structs.asdict(Options())
+
+
+def _written(options: Options) -> str:
+    """As it is stored: what is not as it is by default. `klass` is never left out, so that there is a member."""
+    said = {
+        name: value
+        for name, value in msgspec.structs.asdict(options).items()
+        if name == "klass" or value != _DEFAULTS[name]
+    }
+    return msgspec.json.encode(said).decode()
+
+
+def _with_debit(stored: str, job_id: uuid.UUID) -> str:
+    """Options without a debit, as they are stored, with that of the job itself."""
+    return f'{{"debit_id":"{job_id}",{stored[1:]}'
+
+
+def _stands_once(members: Mapping[str, msgspec.Raw], raw: bytes) -> bool:
+    """
+    Whether the text holds just these members, each once: it does where it is what they make when they are written one
+    after the other, the way most programs write JSON. False is no answer.
+    """
+    for colon, comma in ((b'":', b',"'), (b'": ', b', "')):
+        written = comma.join([b"%b%b%b" % (name.encode(), colon, value) for name, value in members.items()])
+        if len(written) + 3 == len(raw):
+            return raw == b'{"%b}' % written
+    return False
 
 
 def new_submission_id() -> uuid.UUID:
@@ -318,9 +383,25 @@ class Submission:
         self._judge = judge
         self._key_id = key_id
         # Once for all lines: that it cannot be told is no fault of one.
-        self._policy = judge.policy_of(key_id)
+        self._remembered = Remembered(judge.policy_of(key_id))
         self.submission_id = new_submission_id() if submission_id is None else submission_id
         self._custom_ids: set[str] = set()
+
+    def begin(self) -> None:
+        """From the first line again. What comes of each is the same as before."""
+        self._custom_ids.clear()
+
+    async def add_all(self, lines: Sequence[tuple[int, bytes | None]]) -> list[Line]:
+        """These lines as jobs. Others get a turn in between."""
+        jobs: list[Line] = []
+        done = 0
+        for number, raw in lines:
+            done += _TURN_BYTES // _TURN_LINES + len(raw or b"")
+            if done > _TURN_BYTES:
+                done = 0
+                await asyncio.sleep(0)
+            jobs.append(self.add(number, raw))
+        return jobs
 
     def add(self, number: int, raw: bytes | None) -> Line:
         """The line as a job. `raw` is None for a line that was too long to be kept."""
@@ -334,7 +415,7 @@ class Submission:
             if raw is None:
                 most = self._judge.settings.max_line_bytes
                 raise InvalidRequest(f"a line may have {most} bytes", code=Code.PAYLOAD_TOO_LARGE)
-            judged = self._judge.judge(raw, line, self._policy)
+            judged = self._judge.judge(raw, line, self._remembered)
             if judged.custom_id is not None and judged.custom_id in self._custom_ids:
                 raise InvalidRequest("is used by an earlier line of this submission", param="custom_id")
         except GatewayError as error:

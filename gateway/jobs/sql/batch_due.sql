@@ -11,6 +11,7 @@ where
             from content.job
             where
                 job.submission_id = batch.batch_id and job.file_id is not null and job.status in ('queued', 'running')
+            order by job.line
             limit 1
         ) is null
     )

@@ -1,6 +1,9 @@
 -- Whether any job of a batch has not ended.
 -- $1: the batch.
-select exists (
-    select from content.job
+select (
+    select true
+    from content.job
     where submission_id = $1 and file_id is not null and status in ('queued', 'running')
-) as open
+    order by line
+    limit 1
+) is not null as open

@@ -157,6 +157,57 @@ def test_a_bad_line_says_what_is_wrong_with_it(document: object, code: str, para
     assert job.fault.message
 
 
+_GOOD = ['"a"', '"b"', "null", '"POST"', '"/v1/chat/completions"', "3"]
+_BODY = [
+    '{"model":"ok","messages":[{"role":"user","content":"hi"}]}',
+    '{"model":"ok","model":"ok","messages":[]}',
+    '{"model":"ok","messages":[{"role":"user","content":"hi","content":"ho"}]}',
+    '{"model":"ok","messages":"hi"}',
+]
+_MEMBER = st.one_of(
+    st.tuples(st.sampled_from(["custom_id", "method", "url", "session_id", "deadline_s"]), st.sampled_from(_GOOD)),
+    st.tuples(st.just("body"), st.sampled_from(_BODY)),
+    st.tuples(st.just("tags"), st.sampled_from(['{"x":"1"}', '{"x":"1","x":"2"}', '"t"'])),
+    st.tuples(st.sampled_from(["nobody_knows", "\\u0075rl"]), st.sampled_from(_GOOD)),
+)
+_RIGHT = [("url", '"/v1/chat/completions"'), ("body", _BODY[0])]
+
+
+@given(members=st.lists(_MEMBER, max_size=4), right=st.booleans(), spaced=st.booleans())
+@example(members=[("custom_id", '"a"'), ("custom_id", '"a"')], right=True, spaced=True)
+@example(members=[("tags", '{"x":"1","x":"2"}')], right=True, spaced=False)
+def test_a_line_is_judged_the_same_however_it_is_written(
+    members: list[tuple[str, str]],
+    right: bool,
+    spaced: bool,
+) -> None:
+    members = [*members, *(_RIGHT if right else [])]
+    colon, comma = (": ", ", ") if spaced else (":", ",")
+    text = "{" + comma.join(f'"{name}"{colon}{value}' for name, value in members) + "}"
+    # With a space where no program writes one, nothing is taken for granted.
+    plain, odd = (add(raw.encode()) for raw in (text, text.replace("{", "{ ", 1)))
+    assert (plain.fault, plain.custom_id, plain.url, plain.model) == (odd.fault, odd.custom_id, odd.url, odd.model)
+    assert plain.body == odd.body
+    names = [name for name, _ in members]
+    if len(set(names)) < len(names):
+        assert plain.fault is not None
+        assert plain.fault.code == "invalid_json"
+
+
+def test_caller_fields_that_repeat_mean_the_same_on_each_line() -> None:
+    submission = Submission(judge(), KEY)
+    texts = [line(custom_id=f"{n}", tags={"team": f"t{n % 3}"}, session_id="s" if n % 2 else None) for n in range(600)]
+    for number, text in enumerate(texts, 1):
+        job = submission.add(number, json.dumps(text).encode())
+        options = msgspec.json.decode(job.options, type=Options)
+        assert job.fault is None
+        assert (options.tags, options.session_id) == (text["tags"], text["session_id"])
+        assert (options.debit_id, options.klass) == (str(job.job_id), Class.BATCH)
+    wrong = submission.add(601, json.dumps(line(custom_id="w", tags={"team": 5})).encode())
+    assert wrong.fault is not None
+    assert wrong.fault.param == "tags"
+
+
 def test_what_is_wrong_with_the_chat_is_told_with_its_path() -> None:
     job = add(body(messages="hi"))
     assert job.fault is not None
@@ -226,12 +277,13 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
     assert [*splitter.feed(b"\xef\xbb"), *splitter.feed(b"\xbf{}\r\n\n"), *splitter.close()] == [(1, b"{}\r")]
 
 
+@pytest.mark.parametrize("memory_bytes", [0, 100, 1_000_000])
 @pytest.mark.parametrize("count", [0, 1, 9, 10, 11, 35])
-async def test_a_spool_gives_back_every_line_in_order_as_often_as_it_is_asked(count: int) -> None:
-    spool = Spool(batch_lines=10, batch_bytes=1_000_000)
-    lines = [Submission(judge(), KEY).add(number, json.dumps(line()).encode()) for number in range(1, count + 1)]
-    for entry in lines:
-        await spool.add(entry)
+async def test_a_spool_gives_back_every_line_in_order_as_often_as_it_is_asked(count: int, memory_bytes: int) -> None:
+    spool = Spool(batch_lines=10, batch_bytes=1_000_000, memory_bytes=memory_bytes)
+    lines = [(number, None if number % 7 == 0 else b"line %d" % number) for number in range(1, count + 1)]
+    for number, text in lines:
+        await spool.add(number, text)
     assert (spool.whole is not None) == (count <= 10)
     for _ in range(2):
         assert [entry async for batch in spool.batches() for entry in batch] == lines
