@@ -11,20 +11,22 @@ stdout is for whoever started the process: lines such as `gateway.ready`, one JS
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from types import TracebackType
-from typing import Any, BinaryIO, TextIO, TypeAlias
+from typing import Any, Final, TextIO, TypeAlias
 
 import msgspec
 import structlog
 from typing_extensions import override
 
 from gateway.errors import GatewayError
+from gateway.lines import Lines
 
 Level: TypeAlias = str
 LEVELS: dict[Level, int] = {
@@ -42,38 +44,47 @@ LIBRARY_MESSAGE = 300
 Event: TypeAlias = MutableMapping[str, Any]
 
 
-def configure(*, level: Level = "info", console: bool | None = None, stream: TextIO | None = None) -> None:
+def configure(
+    *, level: Level = "info", console: bool | None = None, stream: TextIO | None = None
+) -> Callable[[], None]:
     """
     Route every event of this process to `stream` (stderr), once, before the first one. `console` chooses coloured
     lines over JSON; None asks whether the stream is a terminal. Events below `level` cost next to nothing.
+
+    Gives what writes out all that waits to be written. It is called at the end of the interpreter, too.
     """
     stream = sys.stderr if stream is None else stream
     if console is None:
         console = stream.isatty()
-    renderer: list[Any]
-    factory: Any
+    write_out = stream.flush
     if console:
-        renderer = [
-            structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False, key="timestamp"),
-            _describe_exception_as_text,
-            structlog.dev.ConsoleRenderer(colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback),
-        ]
-        factory = structlog.PrintLoggerFactory(stream)
+        structlog.configure(
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False, key="timestamp"),
+                _describe_exception_as_text,
+                structlog.dev.ConsoleRenderer(
+                    colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+                ),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
+            logger_factory=structlog.PrintLoggerFactory(stream),
+            cache_logger_on_first_use=True,
+        )
     else:
-        renderer = [
-            _describe_exception,
-            _render_json,
-        ]
-        factory = structlog.BytesLoggerFactory(_binary(stream))
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, *renderer],
-        wrapper_class=structlog.make_filtering_bound_logger(LEVELS[level]),
-        logger_factory=factory,
-        cache_logger_on_first_use=True,
-    )
+        lines = Lines(stream, lost=_lost)
+        write_out = lines.end
+        atexit.register(write_out)
+        structlog.configure(
+            processors=[_unchanged],
+            wrapper_class=_logger_from(level),
+            logger_factory=lambda *_: lines,
+            cache_logger_on_first_use=True,
+        )
     root = logging.getLogger()
     root.handlers[:] = [_Library()]
     root.setLevel(max(LEVELS[level], logging.WARNING))
+    return write_out
 
 
 def announce(event: str, **fields: str | int | bool | None) -> None:
@@ -124,12 +135,6 @@ def _exception_of(event: Event) -> BaseException | None:
     return sys.exc_info()[1] if given else None
 
 
-def _describe_exception(_logger: object, _method: str, event: Event) -> Event:
-    if "exc_info" in event and (error := _exception_of(event)) is not None:
-        event["exception"] = describe(error)
-    return event
-
-
 def _describe_exception_as_text(_logger: object, _method: str, event: Event) -> Event:
     if "exc_info" in event and (error := _exception_of(event)) is not None:
         event["exception"] = "\n".join(_lines(describe(error)))
@@ -155,18 +160,76 @@ def _unforeseen(value: object) -> str:
 _encode = msgspec.json.Encoder(enc_hook=_unforeseen).encode
 
 
-def _render_json(_logger: object, _method: str, event: Event) -> bytes:
+def _line(level: str, event: str, fields: Mapping[str, Any]) -> bytes:
     now = datetime.now(UTC).isoformat(timespec="microseconds")
-    line = {"timestamp": f"{now[:-6]}Z", "level": event.pop("level"), "event": event.pop("event")}
-    for name, value in event.items():
+    line = {"timestamp": f"{now[:-6]}Z", "level": level, "event": event, **fields}
+    if "exc_info" in line and (error := _exception_of(line)) is not None:
+        line["exception"] = describe(error)
+    if Decimal in map(type, line.values()):
         # Money is read by people and by tools that know no exponents.
-        line[name] = format(value, "f") if type(value) is Decimal else value
-    return _encode(line)
+        line = {name: format(value, "f") if type(value) is Decimal else value for name, value in line.items()}
+    return _encode(line) + b"\n"
 
 
-def _binary(stream: TextIO) -> BinaryIO:
-    stream.flush()
-    return stream.buffer
+def _lost(count: int) -> bytes:
+    return _line("warning", "gateway.log_lines_lost", {"count": count})
+
+
+def _unchanged(_logger: object, _method: str, event: Event) -> Event:
+    """Stands for the processors, which `_Logger` does without, until a test puts its own in their place."""
+    return event
+
+
+class _Logger(structlog.BoundLoggerBase):
+    """
+    What `structlog.get_logger()` gives where events are JSON lines. structlog's own goes through a list of processors
+    and twice as many calls; with this one, an event costs hardly more than its encoding.
+    """
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._say("debug", event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._say("info", event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._say("warning", event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._say("error", event, fields)
+
+    def exception(self, event: str, **fields: Any) -> None:
+        self._say("error", event, {"exc_info": True, **fields})
+
+    def log(self, level: int, event: str, **fields: Any) -> None:
+        """`level` is one of `logging`'s."""
+        getattr(self, _NAMES.get(level, "error"))(event, **fields)
+
+    def _say(self, level: str, event: str, fields: Mapping[str, Any]) -> None:
+        if next(iter(self._processors)) is not _unchanged:
+            self._proxy_to_logger(level, event, **fields)
+            return
+        if self._context:
+            fields = {**self._context, **fields}
+        line = _line(level, event, fields)
+        if level in _AT_ONCE:
+            self._logger.write_now(line)
+        else:
+            self._logger.write(line)
+
+
+#: What goes wrong may be the last that a process says.
+_AT_ONCE: Final = frozenset({"warning", "error"})
+_NAMES: Final[Mapping[int, Level]] = {number: name for name, number in LEVELS.items()}
+
+
+def _logger_from(level: Level) -> type[_Logger]:
+    """Events below the level are not even made."""
+    silent = {name: _nothing for name, number in LEVELS.items() if number < LEVELS[level]}
+    return type("_Logger", (_Logger,), silent)
+
+
+def _nothing(_logger: _Logger, _event: str, **_fields: Any) -> None: ...
 
 
 class _Library(logging.Handler):

@@ -38,7 +38,7 @@ def command(path: Path | None, data_dir: Path | None, count: int, log_level: str
 
     Next: `tollbridge check` says which providers are ready, `tollbridge jobs submit` gives it work.
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
-    logs.configure(level=log_level)
+    write_out = logs.configure(level=log_level)
     try:
         settings = workers.load(path, data_dir)
         with runtime.runner(serving=count == 1) as runner:
@@ -56,4 +56,5 @@ def command(path: Path | None, data_dir: Path | None, count: int, log_level: str
         raise Failed(f"{error.param}: {error.message}" if error.param else error.message, code=error.code) from error
     if not clean:
         # Something still runs that did not let itself be cancelled; waiting for it is what was not wanted.
+        write_out()
         os._exit(1)
