@@ -76,6 +76,9 @@ _FIRST_LOOK_S: Final = 0.05
 #: Seconds after which an answer is not the usual one: only then does a ticket's patience get a timer of its own.
 _PROMPT_S: Final = 0.05
 
+#: Between heartbeats while the store does not answer.
+_RETRY_BEAT_S: Final = 0.5
+
 #: Between lines of the log about a store that is away.
 _LOST_AGAIN_S: Final = 60.0
 
@@ -550,6 +553,7 @@ class Controller:
                 if give_up_after_s is not None and time.monotonic() + delay > started + give_up_after_s:
                     self._trusted_until = 0.0
                     self._note_loss()
+                    self._pulse.set()
                     raise
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 2.0)
@@ -620,8 +624,10 @@ class Controller:
         pause = self._settings.lease_s / 3
         while True:
             self._pulse.clear()
+            # A store that is away is asked often: once it is back, nothing should wait for the next beat.
+            well = self.available and self._lost_since is None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause if self.available else min(pause, 0.5)):
+                async with asyncio.timeout(pause if well else min(pause, _RETRY_BEAT_S)):
                     await self._pulse.wait()
             try:
                 await self._renew(first=False)

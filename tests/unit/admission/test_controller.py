@@ -104,6 +104,30 @@ async def test_a_margin_is_taken_off_what_the_store_says():
         assert one._trusted_until <= time.monotonic() + 6.0
 
 
+async def test_a_store_that_is_back_is_found_long_before_the_next_beat_although_nobody_asks_it_for_anything():
+    w = world(lease_s=90.0)
+    async with w.controller() as one:
+        w.faults["renew"] = Fault(lost="before")
+        # The first beat has begun its pause once it has had a turn.
+        await asyncio.sleep(0)
+        one._pulse.set()
+        await until(lambda: one._lost_since is not None)
+        # It has been heard of lately: it may dispatch for a while.
+        assert one.available
+        w.faults.clear()
+        await until(lambda: one._lost_since is None)
+
+
+async def test_a_ticket_that_the_store_does_not_answer_has_the_heart_beat_at_once():
+    w = world(lease_s=90.0, retry_s=0.1)
+    async with w.controller() as one:
+        w.faults["acquire"] = Fault(lost="before")
+        refused = await one.admit(demand())
+        assert isinstance(refused, Refusal)
+        assert refused.reason is RefusalReason.STORE_UNAVAILABLE
+        await until(lambda: one.available)
+
+
 async def test_the_hard_deadline_counts_from_when_it_asked():
     w = world()
     w.faults["acquire"] = Fault(back_s=0.3)
