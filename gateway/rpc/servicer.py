@@ -109,23 +109,18 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request_id: str, request: pb.CompletionRequest | codec.Undecodable, context: Context[_Response]
     ) -> Call:
         try:
-            return await self._asked(request_id, request, context)
+            metadata = context.invocation_metadata() or ()
+            caller = await self._authenticator.authenticate(_bearer(metadata))
+            if Scope.CHAT not in caller.scopes:
+                raise PermissionDenied(f"this API key does not have the scope `{Scope.CHAT}`")
+            if isinstance(request, codec.Undecodable):
+                raise InvalidRequest("the message is not a tollbridge.v1.CompletionRequest")
+            asked = codec.decode_request(request)
+            options = codec.in_session(asked.options, metadata)
         except GatewayError as error:
             # The line never hears of it, so its one line a request does not tell.
             log.info("gateway.request_refused", request_id=request_id, code=error.code.value, method="grpc")
             raise
-
-    async def _asked(
-        self, request_id: str, request: pb.CompletionRequest | codec.Undecodable, context: Context[_Response]
-    ) -> Call:
-        metadata = tuple(context.invocation_metadata() or ())
-        caller = await self._authenticator.authenticate(_bearer(metadata))
-        if Scope.CHAT not in caller.scopes:
-            raise PermissionDenied(f"this API key does not have the scope `{Scope.CHAT}`")
-        if isinstance(request, codec.Undecodable):
-            raise InvalidRequest("the message is not a tollbridge.v1.CompletionRequest")
-        asked = codec.decode_request(request)
-        options = codec.in_session(asked.options, metadata)
         remaining: float | None = context.time_remaining()
         return Call(
             request_id=request_id,
