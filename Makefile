@@ -27,7 +27,7 @@ OF_schemathesis := schemathesis
 CLIENT_VENVS := .venv-clients
 NODE_CLIENTS := tests/clients/ai-sdk
 
-.PHONY: help demo run check test lint types contracts pytest test-clients prove bench bench-admission format protos lock clean
+.PHONY: help demo run check test lint types contracts pytest test-clients prove bench profile bench-peers bench-admission format protos lock clean
 
 help:  ## what can be made (this list)
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ prove: $(VENV)/.dev  ## show that admission is exact: models, simulation, SQL, f
 
 bench: $(VENV)/.dev  ## what a request costs beside programs that do nothing; ARGS=--quick for a first look
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+profile: $(VENV)/.dev  ## where the gateway's CPU goes; ARGS="--kind http --concurrency 16 --seconds 10"
+	@$(BIN)/python -m tests.benchmarks.profile $(ARGS)
 
 bench-admission: $(VENV)/.dev  ## what an admission costs beside a bare UPDATE; ARGS=--quick for a first look
 	@$(BIN)/python -m tests.benchmarks.admission $(ARGS)

@@ -93,6 +93,12 @@ class World:
         root = psutil.Process(self.places["gateway"].pid)
         return sum(process.memory_info().rss for process in (root, *root.children(recursive=True))) / 2**20
 
+    def place(self, kind: str, place: str, loop: str | None = None) -> Place:
+        """Where such requests go: to a yardstick on the loop that was chosen for them, or on this one."""
+        if place in YARDSTICKS:
+            return self.places[f"{place} on {loop or self.loops.get((place, kind), LEANEST)}"]
+        return self.places[place]
+
     async def measure(
         self,
         kind: str,
@@ -107,10 +113,7 @@ class World:
         loop: str | None = None,
     ) -> R:
         """`loop` is that of a yardstick, if not the one in `loops`. Raises RuntimeError if the load ends."""
-        name = place
-        if place in YARDSTICKS:
-            name = f"{place} on {loop or self.loops.get((place, kind), LEANEST)}"
-        there = self.places[name]
+        there = self.place(kind, place, loop)
         order = Order(
             kind=kind,
             target=there.target,
