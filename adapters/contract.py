@@ -214,6 +214,14 @@ class StreamParser(Protocol):
         ...
 
     @property
+    def ended_by(self) -> int | None:
+        """
+        Which event of its feed, counted from 1, ended the stream: by proof, or by a failure that may yet have to come
+        out. None while it goes on.
+        """
+        ...
+
+    @property
     def payloads(self) -> int:
         """How many pieces of payload were read, those that gave no event too; comments and keep-alives are none."""
         ...

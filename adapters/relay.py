@@ -10,11 +10,12 @@ error, as in Gemini's format, that one has been passed on; the error follows it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from adapters.chat import Event, Finished
 from adapters.contract import Batch, StreamParser
 from adapters.errors import Broken, ProviderError
-from adapters.sse import MAX_EVENT_BYTES
+from adapters.sse import MAX_EVENT_BYTES, EventDecoder
 
 #: The line end of a line and the blank line behind it. Atomic: a CR LF is never taken for two.
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
@@ -34,28 +35,34 @@ class Frames:
         #: Every line end so far was an LF, as nearly everywhere.
         self._plain = True
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> bytes:
+        """The events that these bytes complete."""
         self._plain = self._plain and b"\r" not in data
         if not self._plain:
             return self._torn(data)
+        end = data.rfind(b"\n\n") + 2
         if self._rest:
-            if b"\n\n" not in data and not (data[:1] == b"\n" and self._rest[-1:] == b"\n"):
+            if end == 1 and not (data[:1] == b"\n" and self._rest[-1:] == b"\n"):
                 self._rest += data
                 self._seen = len(self._rest)
-                return []
+                return b""
             data = bytes(self._rest) + data
-        *frames, rest = data.split(b"\n\n")
-        self._keep(bytearray(rest))
-        return [frame + b"\n\n" for frame in frames]
+            end = data.rfind(b"\n\n") + 2
+        if end == 1:
+            end = 0
+        if end < len(data) or self._rest:
+            self._keep(bytearray(data[end:]))
+            data = data[:end]
+        return data
 
-    def _torn(self, data: bytes) -> list[bytes]:
+    def _torn(self, data: bytes) -> bytes:
         self._rest += data
-        frames, start = [], 0
+        end = 0
         for found in _BLANK_LINE.finditer(self._rest, max(0, self._seen - 3)):
-            frames.append(bytes(self._rest[start : found.end()]))
-            start = found.end()
-        self._keep(self._rest[start:] if start else self._rest)
-        return frames
+            end = found.end()
+        whole = bytes(self._rest[:end])
+        self._keep(self._rest[end:] if end else self._rest)
+        return whole
 
     def _keep(self, rest: bytearray) -> None:
         self._rest = rest
@@ -69,6 +76,18 @@ class Frames:
         """What is left of an event that has not ended; it is then gone from here."""
         rest, self._rest, self._seen = bytes(self._rest), bytearray(), 0
         return rest
+
+
+def each(whole: bytes) -> Iterator[bytes]:
+    """Whole events, each by itself."""
+    if b"\r" not in whole:
+        for frame in whole.split(b"\n\n")[:-1]:
+            yield frame + b"\n\n"
+        return
+    start = 0
+    for found in _BLANK_LINE.finditer(whole):
+        yield whole[start : found.end()]
+        start = found.end()
 
 
 class RelayedStream:
@@ -89,6 +108,10 @@ class RelayedStream:
         return self._parser.finished
 
     @property
+    def ended_by(self) -> int | None:
+        return self._parser.ended_by
+
+    @property
     def payloads(self) -> int:
         return self._parser.payloads
 
@@ -105,30 +128,30 @@ class RelayedStream:
             self._start.clear()
         if not self._is_stream or self._parser.finished:
             return self._parser.feed(data)
-        events: list[Event] = []
-        try:
-            for frame in self._frames.feed(data):
-                finished = self._parser.finished
-                events += self._parser.feed(frame)
-                if finished:
-                    continue
-                # An error that waits behind the events of this very frame comes out.
-                self._parser.feed(b"")
-                if self._parser.finished:
-                    self._terminal = frame
-                else:
-                    self._whole.append(frame)
-            if self._frames.too_large:
-                raise Broken("an event of the stream is too large", code="response_too_large")
-        except ProviderError as error:
+        whole = self._frames.feed(data)
+        events = self._parser.feed(whole)
+        if self._parser.ended_by is not None:
+            self._end(whole, self._parser.ended_by)
+        elif whole:
+            self._whole.append(whole)
+        if self._parser.finished:
+            # A cost that came behind the terminal: Finished stays the last.
+            return sorted([*events, *self._parser.feed(self._frames.take_rest())], key=_is_last)
+        if self._frames.too_large:
+            self._failure = Broken("an event of the stream is too large", code="response_too_large")
             if not events:
-                raise
-            self._failure = error
-        if not self._parser.finished:
-            return events
-        events += self._parser.feed(self._frames.take_rest())
-        # A cost that came behind the terminal: Finished stays the last.
-        return sorted(events, key=_is_last)
+                raise self._failure
+        return events
+
+    def _end(self, whole: bytes, ended_by: int) -> None:
+        """Of events of which that one ended the stream, what may be passed on: those before it, and the terminal."""
+        decoder = EventDecoder()
+        for frame in each(whole):
+            ended_by -= len(decoder.feed(frame))
+            if ended_by <= 0:
+                self._terminal = frame if self._parser.finished else b""
+                return
+            self._whole.append(frame)
 
     def close(self) -> Batch:
         if self._failure is not None:

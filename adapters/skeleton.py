@@ -23,7 +23,7 @@ complete. An error, under a status of its own or in a stream, is `{"error": {"co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -411,7 +411,7 @@ class SkeletonStream(ProvenStream):
         self._calls = 0
 
     @override
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
         for _, data in received:
             self._payloads += 1
             try:

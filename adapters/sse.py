@@ -147,6 +147,11 @@ class EventDecoder:
         return self._lines(lines)
 
     @property
+    def between(self) -> bool:
+        """No event is open, and every line has ended with an LF so far."""
+        return self._plain and not self._tail and self._data is None and not self._event and not self._stray
+
+    @property
     def stray(self) -> bytes | None:
         """The bare JSON value that took the place of the rest of the stream, as far as it came; None without one."""
         return b"\n".join(self._stray) if self._stray else None
@@ -274,6 +279,11 @@ class EventsOrJson:
     def json(self) -> bytes | None:
         """The JSON value so far; None where the body is events."""
         return bytes(self._held) if self._is_json and self._held is not None else None
+
+    @property
+    def between(self) -> bool:
+        """As `EventDecoder.between`."""
+        return self._held is None and self._decoder.between
 
     @property
     def stray(self) -> bytes | None:

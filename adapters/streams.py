@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from operator import length_hint
 
-from adapters.chat import ChatResponse, ChoiceEnd, Event, Finished, UsageReport, as_events
+from adapters.alike import Alike, Piece, learned
+from adapters.chat import ChatResponse, ChoiceEnd, Event, Finished, TextDelta, UsageReport, as_events
 from adapters.classify import request_id
 from adapters.contract import Batch
 from adapters.errors import Broken, ProviderError
-from adapters.sse import EventsOrJson, EventTooLarge, ServerSentEvent
+from adapters.sse import MAX_VALUES, EventsOrJson, EventTooLarge, ServerSentEvent
 from metering.usage import NOTHING, Usage
+
+#: How often it is learned in vain what the events have in common, before it is left.
+_LESSONS = 4
+#: Bytes of which no event can be too large, in any way: they hold fewer values than one may have.
+_SMALL = MAX_VALUES
 
 
 class ProvenStream(ABC):
@@ -40,6 +47,14 @@ class ProvenStream(ABC):
         self._failure: ProviderError | None = None
         self._finished = False
         self._payloads = 0
+        #: The events of one read, while they are taken.
+        self._received: Iterator[ServerSentEvent] = iter(())
+        #: How many events the present feed has had, those among them.
+        self._fed = 0
+        self._ended_by: int | None = None
+        #: Where it was learned, what the events have in common that say a text and nothing else.
+        self._alike: Alike | None = None
+        self._lessons = _LESSONS
 
     @property
     def finished(self) -> bool:
@@ -49,19 +64,61 @@ class ProvenStream(ABC):
     def payloads(self) -> int:
         return self._payloads
 
+    @property
+    def ended_by(self) -> int | None:
+        return self._ended_by
+
     def feed(self, data: bytes) -> Batch:
         if self._failure is not None:
             raise self._failure
         if not data:
             return ()
         events: list[Event] = []
+        self._fed = 0
+        if self._alike is not None and not self._finished and len(data) < _SMALL:
+            data = self._take_alike(self._alike, data, events)
+        if data:
+            self._read(data, events)
+        return self._given(events) if self._finished or self._failure is not None else events
+
+    def _read(self, data: bytes, events: list[Event]) -> None:
+        """Bytes to what they mean, each event by itself."""
         try:
             received = self._body.feed(data)
         except EventTooLarge as error:
             self._fail(_too_large(), error)
-        else:
-            self._take(received, events)
-        return self._given(events) if self._finished or self._failure is not None else events
+            return
+        self._fed += len(received)
+        self._received = iter(received)
+        self._take(self._received, events)
+        if received and self._lessons and self._ended_by is None and events and type(events[-1]) is TextDelta:
+            self._lessons -= 1
+            self._alike = learned(*received[-1], self._piece) or self._alike
+
+    def _take_alike(self, alike: Alike, data: bytes, events: list[Event]) -> bytes:
+        """The same of the events that are like one that was read before; what is left to be read."""
+        if not self._body.between:
+            end = data.find(b"\n\n") + 2
+            if end == 1:
+                return data
+            self._read(data[:end], events)
+            data = data[end:] if self._failure is None else b""
+            if self._finished or not self._body.between:
+                return data
+        text, count, size = alike.read(data)
+        if not count:
+            if not self._lessons:
+                self._alike = None
+            return data
+        self._lessons = _LESSONS
+        self._fed += count
+        self._payloads += count
+        piece = alike.piece
+        self._id, self._model = piece.id or self._id, piece.model or self._model
+        self._tier = piece.tier or self._tier
+        if text:
+            events.append(TextDelta(text, piece.choice))
+        return data[size:]
 
     def close(self) -> Batch:
         if self._failure is not None:
@@ -86,7 +143,8 @@ class ProvenStream(ABC):
         except EventTooLarge as error:
             self._fail(_too_large(), error)
             return
-        self._take(received, events)
+        self._received = iter(received)
+        self._take(self._received, events)
         if isinstance(self._failure, Broken):
             # The event that was left open was cut short, and no more can be said of it.
             self._failure = None
@@ -104,8 +162,8 @@ class ProvenStream(ABC):
     # -------------------------------------------- what a protocol says itself
 
     @abstractmethod
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
-        """Adds to `events` what these mean. Called once a feed; ends at a failure, and counts payloads."""
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
+        """Adds to `events` what these mean. Called at least once a feed; ends at a failure, and counts payloads."""
 
     @abstractmethod
     def _take_whole(self, body: bytes, events: list[Event]) -> None:
@@ -113,6 +171,13 @@ class ProvenStream(ABC):
 
     def _take_end(self, events: list[Event]) -> None:  # noqa: B027 - most protocols need no word for it
         """The body ended by its framing, with nothing cut and no proof yet: none, unless a protocol knows better."""
+
+    def _piece(self, data: bytes) -> Piece | None:  # noqa: ARG002 - a protocol that has such events reads it
+        """
+        What is taken from an event's data that is a text, and nothing else. None where there is more in it, or where
+        another event that differs in its text alone may have to be taken otherwise.
+        """
+        return None
 
     # ------------------------------------------------- what it says it with
 
@@ -122,6 +187,7 @@ class ProvenStream(ABC):
             if cause is not None:
                 failure.__cause__ = cause
             self._failure = failure
+            self._ended_by = self._fed - length_hint(self._received)
 
     def _report(self, usage: Usage, cost: str | None, events: list[Event]) -> None:
         """What the call cost so far, where that is news."""
@@ -129,9 +195,18 @@ class ProvenStream(ABC):
             self._usage, self._cost = usage, cost
             events.append(UsageReport(usage=usage, reported_cost_usd=cost))
 
+    @staticmethod
+    def _say(texts: list[str], choice: int, events: list[Event]) -> None:
+        """Pieces of text that came together and are told together; then there are none."""
+        if texts:
+            if text := "".join(texts):
+                events.append(TextDelta(text, choice))
+            texts.clear()
+
     def _finish(self, ends: Iterable[ChoiceEnd], events: list[Event], omitted: Iterable[str] = ()) -> None:
         """The answer is proven complete."""
         self._finished = True
+        self._ended_by = self._fed - length_hint(self._received)
         events.append(
             Finished(
                 ends=tuple(ends),

@@ -53,6 +53,18 @@ class _Gathered:
         )
 
 
+def joined(events: Iterable[Event]) -> list[Event]:
+    """The same events, with text that follows text of its choice in one: how much comes in one event, reads decide."""
+    found: list[Event] = []
+    for event in events:
+        last = found[-1] if found else None
+        if isinstance(event, TextDelta) and isinstance(last, TextDelta) and event.choice == last.choice:
+            found[-1] = TextDelta(last.text + event.text, event.choice)
+        else:
+            found.append(event)
+    return found
+
+
 def gathered(events: Iterable[Event]) -> dict[str, Any]:
     """
     Text, reasoning, refusal and calls by choice; usage, cost and ends. Joins deltas, so any batching is equal. What is

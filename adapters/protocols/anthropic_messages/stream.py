@@ -9,12 +9,13 @@ https://platform.claude.com/docs/en/build-with-claude/streaming
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from typing_extensions import override
 
 from adapters import signatures
+from adapters.alike import Piece
 from adapters.body import ABSENT, given
 from adapters.chat import (
     ChoiceEnd,
@@ -99,7 +100,8 @@ class MessageStream(ProvenStream):
     # -------------------------------------------------------------- events
 
     @override
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
+        texts: list[str] = []
         for name, data in received:
             if self._saying >= 0:
                 try:
@@ -109,9 +111,11 @@ class MessageStream(ProvenStream):
                 else:
                     if piece.index == self._saying:
                         self._payloads += 1
-                        if piece.delta.text:
-                            events.append(TextDelta(piece.delta.text))
+                        texts.append(piece.delta.text)
                         continue
+                self._say(texts, 0, events)
+                # What is like it means it only while this block goes on.
+                self._alike = None
             try:
                 wire = _event.decode(data)
             except (msgspec.DecodeError, RecursionError) as error:
@@ -137,6 +141,15 @@ class MessageStream(ProvenStream):
                 self._take_delta(block, delta, events)
             if self._failure is not None:
                 return
+        self._say(texts, 0, events)
+
+    @override
+    def _piece(self, data: bytes) -> Piece | None:
+        try:
+            piece = _text_event.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        return Piece(piece.delta.text) if piece.index == self._saying else None
 
     def _bare(self, name: str, data: bytes, error: Exception) -> EventOut | None:
         """What is left of an event that is not as documented, where the answer can do without the rest."""

@@ -288,3 +288,46 @@ class AnswerOut(LooseAnswer):
     usage: UsageOut | None = None
     x_groq: XGroq | None = None
     cost: msgspec.Raw = ABSENT
+
+
+# What nearly every chunk is: a piece of text of one choice. Each field that is read of any other chunk is here, as
+# nothing.
+
+Empty = tuple[()] | None
+
+
+class TextContent(Wire):
+    content: str
+    refusal: None = None
+    reasoning_content: Literal[""] | None = None
+    reasoning: Literal[""] | None = None
+    reasoning_details: Empty = None
+    tool_calls: Empty = None
+    function_call: None = None
+    images: Empty = None
+    annotations: Empty = None
+    audio: None = None
+    executed_tools: Empty = None
+
+
+class TextChoice(Wire):
+    delta: TextContent
+    index: int = 0
+    message: None = None
+    finish_reason: None = None
+    native_finish_reason: None = None
+    logprobs: None = None
+
+
+class TextChunk(Wire):
+    choices: tuple[TextChoice]
+    id: str | None = None
+    model: str | None = None
+    service_tier: str | None = None
+    error: None = None
+    citations: Empty = None
+    search_results: Empty = None
+    usage: None = None
+    x_groq: None = None
+    #: Of a cost every value counts, so that none is let by.
+    cost: Literal["no cost"] = "no cost"

@@ -9,11 +9,12 @@ by its framing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 from typing_extensions import override
 
+from adapters.alike import Piece
 from adapters.body import ABSENT
 from adapters.chat import (
     ChoiceEnd,
@@ -31,11 +32,12 @@ from adapters.contract import Endpoint
 from adapters.errors import Broken
 from adapters.figures import later_cost, service_tier
 from adapters.protocols.chat_completions import answers, failures
-from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, ToolCallOut
+from adapters.protocols.chat_completions.schema import AnswerOut, ChoiceOut, Content, TextChunk, ToolCallOut
 from adapters.sse import ServerSentEvent
 from adapters.streams import ProvenStream
 
 _SENTINEL = b"[DONE]"
+_text_chunk = msgspec.json.Decoder(TextChunk).decode
 
 
 class _Call:
@@ -77,17 +79,41 @@ class ChatStream(ProvenStream):
         super().__init__(headers)
         self._no_sentinel = endpoint.no_sentinel
         self._choices: dict[int, _Choice] = {}
+        #: The choice whose text goes on; -1 where the last chunk was none of its text.
+        self._saying = -1
+        self._told_tier: object = None
         #: What the canonical form does not carry, in the order it came: words of ours, so they are few.
         self._omitted: dict[str, None] = {}
 
     # -------------------------------------------------------------- events
 
     @override
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
+        texts: list[str] = []
         for event, data in received:
+            if self._saying >= 0 and not event:
+                try:
+                    chunk = _text_chunk(data)
+                except (msgspec.DecodeError, RecursionError):
+                    pass
+                else:
+                    choice = chunk.choices[0]
+                    if (
+                        choice.index == self._saying
+                        and chunk.id == self._id
+                        and chunk.model == self._model
+                        and chunk.service_tier == self._told_tier
+                    ):
+                        # What nearly every chunk is: all that is new in it is its text.
+                        self._payloads += 1
+                        texts.append(choice.delta.content)
+                        continue
+            self._say(texts, self._saying, events)
+            self._saying = -1
             self._take_one(event, data, events)
             if self._failure is not None:
                 return
+        self._say(texts, self._saying, events)
 
     def _take_one(self, event: str, data: bytes, events: list[Event]) -> None:
         if data[:1] != b"{":
@@ -118,12 +144,34 @@ class ChatStream(ProvenStream):
             self._id = chunk.id
         if chunk.model:
             self._model = chunk.model
+        self._told_tier = chunk.service_tier
         if chunk.service_tier is not None:
             self._tier = service_tier(chunk.service_tier) or self._tier
         if chunk.citations or chunk.search_results:
             answers.note_sources(chunk, self._omitted)
         for choice in chunk.choices or ():
             self._take_choice(choice, events)
+        if self._saying >= 0 and (chunk.id != self._id or chunk.model != self._model):
+            self._saying = -1
+
+    @override
+    def _piece(self, data: bytes) -> Piece | None:
+        try:
+            chunk = answers.decode_answer(data)
+        except Broken:
+            return None
+        match chunk.choices:
+            case (ChoiceOut(index=index, delta=Content(content=str() as text)),):
+                pass
+            case _:
+                return None
+        alone = AnswerOut(
+            id=chunk.id,
+            model=chunk.model,
+            service_tier=chunk.service_tier,
+            choices=(ChoiceOut(index=index, delta=Content(content=text)),),
+        )
+        return Piece(text, index, chunk.id, chunk.model, service_tier(chunk.service_tier)) if chunk == alone else None
 
     @staticmethod
     def _error_in(event: str, data: bytes, chunk: AnswerOut) -> object:
@@ -183,6 +231,7 @@ class ChatStream(ProvenStream):
             # What nearly every chunk is.
             if text:
                 choice.said = True
+                self._saying = index
                 events.append(TextDelta(text, index))
         else:
             for piece in answers.pieces_of(content, self._omitted):

@@ -8,7 +8,7 @@ STOP on every chunk, and an error may follow one as bare JSON between the events
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from typing_extensions import override
@@ -42,7 +42,7 @@ class GeminiStream(ProvenStream):
     # -------------------------------------------------------------- events
 
     @override
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
         for event, data in received:
             if data[:1] == b"{" or (data.strip() not in {b"", b"[DONE]"} and event in _NAMES):
                 self._payloads += 1

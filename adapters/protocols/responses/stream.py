@@ -11,7 +11,7 @@ before. Nothing is compared and nothing is put right: what was streamed is the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 import msgspec
@@ -115,10 +115,12 @@ class ResponseStream(ProvenStream):
     # -------------------------------------------------------------- events
 
     @override
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
+        texts: list[str] = []
         for name, data in received:
-            if name == _TEXT and not self._finished and self._take_text(data, events):
+            if name == _TEXT and not self._finished and self._take_text(data, texts, events):
                 continue
+            self._say(texts, 0, events)
             if data[:1] == b"{" or data.lstrip()[:1] == b"{":
                 self._take_one(name, data, events)
             elif data.strip() == _SENTINEL:
@@ -128,8 +130,9 @@ class ResponseStream(ProvenStream):
                 self._fail(Broken("what came is not JSON", code="malformed"))
             if self._failure is not None:
                 return
+        self._say(texts, 0, events)
 
-    def _take_text(self, data: bytes, events: list[Event]) -> bool:
+    def _take_text(self, data: bytes, texts: list[str], events: list[Event]) -> bool:
         """What nearly every event is, by the short way. Not what is not quite so: False, and nothing was done."""
         try:
             piece = _piece.decode(data)
@@ -139,9 +142,9 @@ class ResponseStream(ProvenStream):
         if piece.output_index != self._saying or piece.content_index != self._saying_part:
             self._saying, self._saying_part = piece.output_index, piece.content_index
             self._item_at(piece.output_index, None).parts.add(piece.content_index)
-        if piece.delta:
-            events.append(TextDelta(piece.delta))
+        texts.append(piece.delta)
         if piece.logprobs:
+            self._say(texts, 0, events)
             events.append(LogprobsDelta(answers.tokens_of(piece.logprobs)))
         return True
 

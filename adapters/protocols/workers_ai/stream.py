@@ -7,13 +7,13 @@ whatever status. Models that answer in the shape of chat completions stream so h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from typing_extensions import override
 
 from adapters.body import ABSENT
-from adapters.chat import ChoiceEnd, Event, TextDelta
+from adapters.chat import ChoiceEnd, Event
 from adapters.errors import Broken
 from adapters.protocols.workers_ai import answers, failures, schema
 from adapters.sse import ServerSentEvent
@@ -36,7 +36,8 @@ class WorkersStream(ProvenStream):
     # -------------------------------------------------------------- events
 
     @override
-    def _take(self, received: list[ServerSentEvent], events: list[Event]) -> None:
+    def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
+        texts: list[str] = []
         for event, data in received:
             if self._speaks and not event:
                 # What nearly every event is; what it is not, is read again.
@@ -46,9 +47,9 @@ class WorkersStream(ProvenStream):
                     pass
                 else:
                     self._payloads += 1
-                    if text:
-                        events.append(TextDelta(text))
+                    texts.append(text)
                     continue
+            self._say(texts, 0, events)
             if data[:1] == b"{":
                 self._take_payload(event, data, events)
             elif data.strip() == _SENTINEL:
@@ -60,6 +61,7 @@ class WorkersStream(ProvenStream):
                 self._fail(Broken("what came is no event of this protocol", code="malformed"))
             if self._failure is not None:
                 return
+        self._say(texts, 0, events)
 
     def _take_payload(self, event: str, data: bytes, events: list[Event]) -> None:
         self._payloads += 1

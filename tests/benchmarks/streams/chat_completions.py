@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 
-def stream(events: int) -> bytes:
+def stream(events: int, *, padded: bool = True) -> bytes:
+    """`padded`: with OpenAI's own padding, so that no two events are alike but for their text."""
     chunks: list[dict[str, Any]] = [
         {
             "id": "chatcmpl-BG7OTM3ub2HDuZ1PCj137Me5EGRPt",
@@ -17,7 +18,7 @@ def stream(events: int) -> bytes:
             "system_fingerprint": "fp_f97eff32c5",
             "choices": [{"index": 0, "delta": {"content": f" token{i}"}, "logprobs": None, "finish_reason": None}],
             "usage": None,
-            "obfuscation": "AELkdaSG1tO5NZT",
+            **({"obfuscation": "AELkdaSG1tO5NZTbWq7"[i % 8 :]} if padded else {}),
         }
         for i in range(events - 2)
     ]

@@ -18,7 +18,7 @@ from adapters.client import Upstream
 from adapters.contract import Clocks, Endpoint, StreamParser, UpstreamCall, relayed
 from adapters.errors import Broken, ProviderError, Rejected
 from adapters.protocols import PROTOCOLS
-from adapters.relay import Frames, RelayedStream
+from adapters.relay import Frames, RelayedStream, each
 from tests.fakes.answers import gathered, parsed
 from tests.fakes.raw_provider import Exchange, raw_provider
 
@@ -47,7 +47,7 @@ def test_frames_joined_are_the_bytes_and_each_ends_with_a_blank_line(lines, data
     frames = Frames()
     found: list[bytes] = []
     for start, stop in zip([0, *cuts], [*cuts, len(body)], strict=True):
-        found += frames.feed(body[start:stop])
+        found += each(frames.feed(body[start:stop]))
     assert b"".join(found) + frames.take_rest() == body
     assert all(re.search(rb"(?:\r\n?|\n)(?:\r\n?|\n)\Z", frame) for frame in found)
     # A CR LF is never torn into a line end and a blank line.
