@@ -58,7 +58,7 @@ log: Final = structlog.get_logger("gateway")
 T = TypeVar("T")
 
 #: What every format has a place for, and most of a stream is.
-_SAID_BY_ALL: Final = (TextDelta, ToolCallDelta)
+_SAID_BY_ALL: Final = frozenset({TextDelta, ToolCallDelta})
 
 #: While these are the reason of a wait nobody is let through, however few are at work.
 _COOLING: Final = frozenset({"cooldown", "rate_limited", "credential_rejected", "quota_exhausted"})
@@ -282,36 +282,40 @@ class Attempt:
             told += [f"{_BETA_HEADER}: {beta} dropped, {provider} has no such betas" for beta in self.call.betas]
         return tuple(told)
 
-    def observe(self, batch: Sequence[Event]) -> list[Delta]:
+    def observe(self, batch: Sequence[Event]) -> Sequence[Delta]:
         """Takes note of what a batch says about usage and end; the deltas in it."""
-        deltas: list[Delta] = []
         batch, raw = relayed(batch)
         if raw is not None:
-            self._native = [*(self._native or ()), raw]
-        for event in batch:
-            if isinstance(event, UsageReport):
-                self.usage = self.usage.merge(event.usage)
-                self.reported_cost_usd = event.reported_cost_usd or self.reported_cost_usd
-            elif isinstance(event, Finished):
-                self.finished = event
-                self.served_model = event.served_model
-                self.service_tier = event.service_tier
-                self.provider_request_id = event.provider_request_id
-                self.remaining = event.remaining
-                self.dropped += event.dropped
-                self.omitted = event.omitted
-                if self._untold is not None:
-                    self._untold.note(event)
-            else:
-                deltas.append(event)
-                if self._untold is not None and not isinstance(event, _SAID_BY_ALL):
-                    self._untold.note(event)
+            self._native = [*self._native, raw] if self._native else [raw]
+        # Of most batches there is nothing to take note of, which is seen at once for all of it.
+        if not _SAID_BY_ALL.issuperset(map(type, batch)):
+            batch = [event for event in batch if not self._noted(event)]
+        deltas = cast("Sequence[Delta]", batch)
         if self.first_byte_s is None and (deltas or self.finished):
             self.first_byte_s = time.monotonic() - self.started_at
         self.content = self.content or bool(deltas)
         return deltas
 
-    def item(self, deltas: list[Delta]) -> list[Delta]:
+    def _noted(self, event: Event) -> bool:
+        """Takes note of what it says, if it is no delta."""
+        if isinstance(event, UsageReport):
+            self.usage = self.usage.merge(event.usage)
+            self.reported_cost_usd = event.reported_cost_usd or self.reported_cost_usd
+            return True
+        if self._untold is not None and not isinstance(event, TextDelta | ToolCallDelta):
+            self._untold.note(event)
+        if not isinstance(event, Finished):
+            return False
+        self.finished = event
+        self.served_model = event.served_model
+        self.service_tier = event.service_tier
+        self.provider_request_id = event.provider_request_id
+        self.remaining = event.remaining
+        self.dropped += event.dropped
+        self.omitted = event.omitted
+        return True
+
+    def item(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """What the caller gets with these: the provider's own bytes beside them, where it asked for those."""
         if self._native is None:
             return deltas

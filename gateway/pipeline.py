@@ -9,7 +9,7 @@ a task that `drain` waits for reads the answer on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from decimal import Decimal
 from typing import Any, Final, TypeAlias, TypeVar
@@ -264,7 +264,7 @@ class Pipeline:
                 outcome=run.outcome("failed"),
             )
 
-    async def _first_content(self, attempt: Attempt) -> list[Delta]:
+    async def _first_content(self, attempt: Attempt) -> Sequence[Delta]:
         async for batch in await attempt.connect(self._adapter.stream(attempt.upstream)):
             deltas = attempt.observe(batch)
             if deltas or attempt.finished:
@@ -288,7 +288,7 @@ class Pipeline:
 
     # ---------------------------------------------------------------- after the commit point
 
-    async def _items(self, run: Run, attempt: Attempt, first: list[Delta]) -> AsyncGenerator[Item]:
+    async def _items(self, run: Run, attempt: Attempt, first: Sequence[Delta]) -> AsyncGenerator[Item]:
         if item := attempt.item(first):
             yield item
         try:

@@ -25,9 +25,9 @@ import msgspec
 from rich.console import Console
 from typing_extensions import override
 
-from adapters.chat import ChatResponse
+from adapters.chat import ChatResponse, Event, Finished, Native, TextDelta, UsageReport
 from adapters.client import Upstream
-from adapters.contract import UpstreamCall
+from adapters.contract import Batch, UpstreamCall
 from adapters.protocols import PROTOCOLS
 from admission.contract import AdmissionStore, SettledRow, TicketRow
 from admission.controller import Controller
@@ -56,6 +56,8 @@ ANSWER = (
     b'"message":{"role":"assistant","content":"A bridge asks for a toll, and so does a gateway."},"finish_reason":'
     b'"stop"}],"usage":{"prompt_tokens":120,"completion_tokens":12,"total_tokens":132}}'
 )
+#: Of a stream.
+DELTAS, READS = 200, 20
 COUNTERS = '{"day":"2026-01-01","day_usd":"1.5","total_usd":"7.25"}'
 
 
@@ -87,9 +89,21 @@ class Ready(Upstream):
         await asyncio.sleep(0)
         return self._answer
 
+    @override
+    @asynccontextmanager
+    async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
+        yield self._batches()
+
+    async def _batches(self) -> AsyncIterator[Batch]:
+        text = [TextDelta("toll ")] * (DELTAS // READS)
+        for _ in range(READS):
+            await asyncio.sleep(0)
+            yield [*text, cast("Event", Native(b"data: {}\n\n"))]
+        yield [UsageReport(usage=self._answer.usage), Finished(ends=()), cast("Event", Native(b"data: [DONE]\n\n"))]
+
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Callable[[], Awaitable[object]]]:
+async def opened(*, streamed: bool = False) -> AsyncIterator[Callable[[], Awaitable[object]]]:
     """The line, as a function that makes one request."""
     with tempfile.TemporaryDirectory(prefix="tollbridge-line-") as directory:
         path = Path(directory) / "tollbridge.toml"
@@ -114,24 +128,27 @@ async def opened() -> AsyncIterator[Callable[[], Awaitable[object]]]:
             settling=settling,
         )
         caller = Caller(key_id=new_id(), name="bench", scopes=frozenset({Scope.CHAT}))
-        body = msgspec.json.encode(question("plain"))
-        parse = PROTOCOLS["chat_completions"].parse_request
+        chat = PROTOCOLS["chat_completions"].parse_request(msgspec.json.encode(question("plain")))
 
-        chat = parse(body)
-
-        async def one() -> object:
-            return await line.complete(
-                Call(
-                    request_id=new_id().hex,
-                    caller=caller,
-                    model="plain",
-                    chat=chat,
-                    options=Options(),
-                    transport="rest",
-                )
+        def call() -> Call:
+            return Call(
+                request_id=new_id().hex,
+                caller=caller,
+                model="plain",
+                chat=chat,
+                options=Options(),
+                transport="rest",
+                relay=streamed,
             )
 
-        yield one
+        async def plain() -> object:
+            return await line.complete(call())
+
+        async def stream() -> object:
+            async with line.stream(call()) as items:
+                return [item async for item in items][-1]
+
+        yield stream if streamed else plain
 
 
 async def hops() -> object:
@@ -159,9 +176,9 @@ async def measured(one: Callable[[], Awaitable[object]], requests: int, concurre
     return (time.process_time() - began) / requests * 1e6
 
 
-async def bench(rounds: int, requests: int, concurrency: int) -> tuple[float, float]:
+async def bench(rounds: int, requests: int, concurrency: int, *, streamed: bool) -> tuple[float, float]:
     """The medians, in CPU microseconds: of a request, and of the hops."""
-    async with opened() as one:
+    async with opened(streamed=streamed) as one:
         await measured(one, requests, concurrency)
         line, floor = [], []
         for _ in range(rounds):
@@ -172,6 +189,7 @@ async def bench(rounds: int, requests: int, concurrency: int) -> tuple[float, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stream", action="store_true", help=f"{DELTAS} deltas in {READS} reads, relayed")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=16)
@@ -179,7 +197,7 @@ def main() -> None:
     # Lines of the log are made and not kept: the sink is nothing of the line's.
     with Path(os.devnull).open("w") as sink:
         logs.configure(stream=sink, console=False)
-        line, floor = asyncio.run(bench(options.rounds, options.requests, options.concurrency))
+        line, floor = asyncio.run(bench(options.rounds, options.requests, options.concurrency, streamed=options.stream))
     Console().print(f"{line:.1f} us a request, {floor:.1f} us for the hops alone: {line / floor:.1f} times")
 
 
