@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import urllib.parse
-from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
 
@@ -107,31 +107,38 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         """The route of the attempt that ended it."""
         return self.attempts[-1].route if self.attempts else None
 
-    def attribution(self) -> Iterator[tuple[str, str]]:
+    def attribution(self) -> list[tuple[str, str]]:
         """
         Who served it, what it cost, and what session, day and total come to with it, in the names and words of every
         transport's headers. All is ASCII.
         """
-        if self.attempts:
-            before = self.attempts[-2] if len(self.attempts) > 1 else None
-            yield from serving(self.attempts[-1].route, len(self.attempts), before)
+        attempts, counters = self.attempts, self.counters
+        if attempts:
+            told = serving(attempts[-1].route, len(attempts), attempts[-2] if len(attempts) > 1 else None)
         else:
-            yield "x-tollbridge-attempts", "0"
+            told = [("x-tollbridge-attempts", "0")]
         if self.cost.usd is not None:
-            yield "x-tollbridge-cost-usd", decimal_string(self.cost.usd)
-        if self.attempts:
-            yield "x-tollbridge-settlement", self.settlement
-        if self.counters is not None:
-            for name in ("session", "day", "total"):
-                usd = getattr(self.counters, f"{name}_usd")
-                if usd is not None:
-                    yield f"x-tollbridge-{name}-usd", decimal_string(usd)
+            told.append(("x-tollbridge-cost-usd", decimal_string(self.cost.usd)))
+        if attempts:
+            told.append(("x-tollbridge-settlement", self.settlement))
+        if counters is not None:
+            if counters.session_usd is not None:
+                told.append(("x-tollbridge-session-usd", decimal_string(counters.session_usd)))
+            told.append(("x-tollbridge-day-usd", decimal_string(counters.day_usd)))
+            told.append(("x-tollbridge-total-usd", decimal_string(counters.total_usd)))
+        return told
 
 
-def serving(route: RouteReport, attempts: int, before: AttemptReport | None) -> Iterator[tuple[str, str]]:
+def serving(route: RouteReport, attempts: int, before: AttemptReport | None) -> list[tuple[str, str]]:
     """Who serves a request, in the attempt of this number; `before` is the one that failed before it."""
-    yield "x-tollbridge-route", urllib.parse.quote(f"{route.provider}/{route.model}", safe="/:@+,=")
-    yield "x-tollbridge-attempts", str(attempts)
+    told = [("x-tollbridge-route", _named(route.provider, route.model)), ("x-tollbridge-attempts", str(attempts))]
     if before is not None and before.route != route:
         reason = before.code or before.error_class or before.status
-        yield "x-tollbridge-failover-reason", urllib.parse.quote(reason)
+        told.append(("x-tollbridge-failover-reason", urllib.parse.quote(reason)))
+    return told
+
+
+#: As many routes as the larger configurations have.
+@functools.lru_cache(maxsize=4096)
+def _named(provider: str, model: str) -> str:
+    return urllib.parse.quote(f"{provider}/{model}", safe="/:@+,=")

@@ -504,4 +504,5 @@ def _media_cut(usage: Usage) -> Usage:
 
 def decimal_string(usd: Decimal) -> str:
     """An amount for people and JSON: plain digits, never an exponent, no trailing zeros."""
-    return f"{usd.normalize(_EXACT):f}"
+    text = f"{usd:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NotRequired, Protocol
 
 import msgspec
@@ -177,7 +177,9 @@ MESSAGES: Final = Api(
 
 def spoken(apis: tuple[Api, ...], headers: Mapping[str, str]) -> Api | None:
     """Which of an endpoint's APIs a request is of: the one whose mark it has, else the last."""
-    return next((api for api in apis if api.mark in headers), apis[-1]) if apis else None
+    if len(apis) < 2:
+        return apis[0] if apis else None
+    return next((api for api in apis if api.mark in headers), apis[-1])
 
 
 # ------------------------------------------------------------------ errors
@@ -271,13 +273,14 @@ def error_headers(error: GatewayError) -> dict[str, str]:
 # ------------------------------------------------------------------ who served it
 
 
-def attribution(outcome: Outcome) -> Iterator[tuple[str, str]]:
+def attribution(outcome: Outcome) -> list[tuple[str, str]]:
     """The headers that say who served a request, what it cost, and what is not quite as it was asked."""
-    yield from outcome.attribution()
+    told = outcome.attribution()
     if outcome.warnings:
-        yield "x-tollbridge-warnings", header_text("; ".join(outcome.warnings))
+        told.append(("x-tollbridge-warnings", header_text("; ".join(outcome.warnings))))
     if outcome.left_out:
-        yield "x-tollbridge-left-out", _reasons(outcome.left_out)
+        told.append(("x-tollbridge-left-out", _reasons(outcome.left_out)))
+    return told
 
 
 def _reasons(left_out: Sequence[LeftOut]) -> str:

@@ -331,7 +331,7 @@ class _Connection(web.RequestHandler):
         self._own_server = server
         self._own_loop = loop
         self._counted = False
-        self._heard = False
+        self._held = False
         self._header_deadline: asyncio.TimerHandle | None = None
         self._gone: asyncio.Event | None = None
 
@@ -348,6 +348,18 @@ class _Connection(web.RequestHandler):
         self._counted = True
         self._header_deadline = self._own_loop.call_later(server.header_timeout_s, self._check_headers)
         super().connection_made(transport)
+
+    @override
+    def pause_reading(self) -> None:
+        self._held = True
+        super().pause_reading()
+
+    @override
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        """Called for each piece of a body that is read; there is something to resume only after a pause."""
+        if self._held:
+            self._held = False
+            super().resume_reading(resume_parser)
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:

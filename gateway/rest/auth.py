@@ -40,6 +40,8 @@ def bearer(headers: CIMultiDictProxy[str]) -> str | None:
 
 def api_key(headers: CIMultiDictProxy[str]) -> str | None:
     """The key of a request; None where there is none, or more than one."""
+    if "x-api-key" not in headers and "api-key" not in headers:
+        return bearer(headers)
     given: list[str | None] = []
     for name in _NAMED:
         values = headers.getall(name, ())

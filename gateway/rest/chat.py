@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from functools import cached_property, partial
 from typing import Final, TypeAlias, TypeVar
 
@@ -35,6 +35,7 @@ from gateway.rest.fields import HEADER_PREFIX, options_from_headers
 from gateway.rest.operation import OF_A_CALL, Content, Operation
 from gateway.rest.paths import DEPLOYMENT
 from gateway.rest.streams import EventStream, StreamSettings
+from gateway.rest.whole import Whole
 from metering.cost import decimal_string
 
 _T = TypeVar("_T")
@@ -147,10 +148,9 @@ class Chat:
             answer_id=exchange.request_id,
             model=None if route is None else route.model,
         )
-        return web.Response(
-            body=api.protocol.render_response(response),
-            headers={**answer_headers(exchange.request_id, api), **dict(attribution(completion.outcome))},
-        )
+        headers = answer_headers(exchange.request_id, api)
+        headers.update(attribution(completion.outcome))
+        return Whole(api.protocol.render_response(response), headers)
 
     async def _streamed(self, api: Api, exchange: Exchange, call: Call, asked: Envelope) -> web.StreamResponse:
         progress = _Progress()
@@ -200,9 +200,10 @@ class _Progress(Silent):
     def waits_for(self) -> str:
         return "waiting" if self._place is None else f"queued, position {self._place}"
 
-    def headers(self) -> Iterator[tuple[str, str]]:
-        if self.route is not None:
-            yield from serving(self.route, len(self._failed) + 1, self._failed[-1] if self._failed else None)
+    def headers(self) -> list[tuple[str, str]]:
+        if self.route is None:
+            return []
+        return serving(self.route, len(self._failed) + 1, self._failed[-1] if self._failed else None)
 
 
 class _Voice:

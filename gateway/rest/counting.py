@@ -20,6 +20,7 @@ from gateway.rest.chat import BetaQuery, Betas, named_model, parsed, wanted_beta
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
 from gateway.rest.operation import OF_A_CALL, Content, Operation
+from gateway.rest.whole import Whole
 
 
 class Count(TypedDict):
@@ -48,10 +49,9 @@ def routes(*, line: CountingLine) -> list[Endpoint]:
                 counts=True,
             )
         )
-        return web.Response(
-            body=protocol.render_count_response(counted.response.tokens),
-            headers={**answer_headers(exchange.request_id, api), **dict(attribution(counted.outcome))},
-        )
+        headers = answer_headers(exchange.request_id, api)
+        headers.update(attribution(counted.outcome))
+        return Whole(protocol.render_count_response(counted.response.tokens), headers)
 
     told = Operation(
         summary="How many tokens a message would have",

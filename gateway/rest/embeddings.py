@@ -22,6 +22,7 @@ from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
 from gateway.rest.operation import OF_A_CALL, Content, Operation
 from gateway.rest.paths import DEPLOYMENT
+from gateway.rest.whole import Whole
 
 
 def routes(*, line: EmbeddingLine) -> list[Endpoint]:
@@ -47,10 +48,9 @@ def routes(*, line: EmbeddingLine) -> list[Endpoint]:
         route = embedded.outcome.route
         model = None if route is None else route.model
         response = named(embedded.response, protocol=protocol.name, answer_id=exchange.request_id, model=model)
-        return web.Response(
-            body=protocol.render_embedding_response(response, base64=asked.base64),
-            headers={**answer_headers(exchange.request_id, api), **dict(attribution(embedded.outcome))},
-        )
+        headers = answer_headers(exchange.request_id, api)
+        headers.update(attribution(embedded.outcome))
+        return Whole(protocol.render_embedding_response(response, base64=asked.base64), headers)
 
     told = Operation(
         summary="Embeddings of texts or tokens",

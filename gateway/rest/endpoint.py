@@ -24,6 +24,7 @@ from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest.apis import Api
 from gateway.rest.body import decode, storable
 from gateway.rest.operation import UNTOLD, Operation
+from gateway.rest.whole import Whole
 from metering.cost import decimal_string
 
 _T = TypeVar("_T")
@@ -130,16 +131,8 @@ class Exchange:
         Raises `payload_too_large`, `request_timeout`, and InvalidRequest for a body that breaks off or is badly framed.
         """
         limit = self._limits.max_body_bytes if limit is None else limit
-        request, content = self.request, self.request.content
-        if (request.content_length or 0) > limit:
-            raise _too_large(limit)
-        if request.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-            raise GatewayError(
-                "compressed request bodies are not taken: send the body as it is",
-                code=Code.UNSUPPORTED_MEDIA_TYPE,
-                param="content-encoding",
-            )
-        await self._invite()
+        content = self.request.content
+        await self._begin(limit)
         began = asyncio.get_running_loop().time()
         received = 0
         while True:
@@ -166,6 +159,14 @@ class Exchange:
     async def body(self, limit: int | None = None) -> bytes:
         """The whole body, at most `limit` bytes (default: `max_json_bytes`). Errors as `chunks`."""
         limit = self._limits.max_json_bytes if limit is None else limit
+        content = self.request.content
+        if content.is_eof():
+            # Nearly every body comes with its head, or with what is read next.
+            await self._begin(limit)
+            body = content.read_nowait()
+            if len(body) > limit:
+                raise _too_large(limit)
+            return body
         pieces = [piece async for piece in self.chunks(limit)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -194,7 +195,10 @@ class Exchange:
         self, payload: object, *, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> web.StreamResponse:
         """A JSON answer. Structs become objects. Give money as `usd(amount)`: a bare Decimal may get an exponent."""
-        return json_response(payload, request_id=self.request_id, status=status, headers=headers)
+        every = answer_headers(self.request_id)
+        if headers:
+            every.update(headers)
+        return Whole(msgspec.json.encode(payload), every, status=status)
 
     def stream(self, content_type: str) -> web.StreamResponse:
         """
@@ -203,6 +207,20 @@ class Exchange:
         An error raised after `prepare` breaks the connection off, so that no part passes for the whole.
         """
         return web.StreamResponse(headers=answer_headers(self.request_id, content_type=content_type))
+
+    async def _begin(self, limit: int) -> None:
+        """Refuses a body that says of itself that it cannot be taken, and invites the others."""
+        if (self.request.content_length or 0) > limit:
+            raise _too_large(limit)
+        encoding = self.request.headers.get("Content-Encoding")
+        if encoding is not None and encoding.strip().lower() != "identity":
+            raise GatewayError(
+                "compressed request bodies are not taken: send the body as it is",
+                code=Code.UNSUPPORTED_MEDIA_TYPE,
+                param="content-encoding",
+            )
+        if "Expect" in self.request.headers:
+            await self._invite()
 
     async def _invite(self) -> None:
         """Answers `Expect: 100-continue`, without which some clients do not send a large body at all."""

@@ -45,13 +45,19 @@ from gateway.rest.app import RestSettings, serve
 from gateway.rest.chat import Chat
 from gateway.rest.endpoint import Endpoint
 from gateway.rest.streams import StreamSettings
+from gateway.runtime import settle_memory
+from tests.benchmarks import loops
 from tests.benchmarks.load import Measured, Order
+from tests.benchmarks.provider import FIRST
 from tests.fakes.line import ENDS, ROUTE, not_here, outcome
 
 HERE = str(Path(__file__).parents[2])
 KEY = "tb_0123456789_" + "k" * 43
 #: Writes of a stream, and how long each is: ten events of a provider that sends them ten at a time.
-WRITES, EVENT = 20, 'data: {"id":"x","choices":[{"index":0,"delta":{"content":"word "},"finish_reason":null}]}\n\n'
+WRITES, EVENT = (
+    20,
+    f'data: {{"id":"x","choices":[{{"index":0,"delta":{{"content":"{FIRST} "}},"finish_reason":null}}]}}\n\n',
+)
 BURST = (EVENT * 10).encode()
 LAST = b"data: [DONE]\n\n"
 ANSWER = msgspec.json.encode({"choices": [{"message": {"content": "A toll for each. " * 8}}]})
@@ -193,6 +199,7 @@ async def bare() -> AsyncIterator[int]:
 
 async def serving(name: str) -> None:
     async with {"edge": edge, "bare": bare}[name]() as port:
+        settle_memory()
         logs.announce("gateway.ready", port=port)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
@@ -267,7 +274,7 @@ async def measure(options: argparse.Namespace) -> None:
 def main() -> None:
     if sys.argv[1:2] == ["serve"]:
         logs.configure()
-        asyncio.run(serving(sys.argv[3]))
+        loops.run(serving(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
