@@ -210,7 +210,7 @@ async def over(world: World, case: str, count: int, work: Callable[[int], Awaita
         progress.tell(done, f"{case}: {world.resident:.1f} MB", always=done >= count)
     ledger = await world.provider.until()
     # A stream that stood still and is not active any more was left: it would have waited for an hour.
-    if ledger["dispatches"] != done or ledger["ended"] != {"hung" if left else "completed": done}:
+    if ledger["dispatches"] != done or ledger["ended"] != {"hung" if left else "complete": done}:
         raise RuntimeError(f"{case}: of {done} calls the provider saw {ledger['dispatches']}: {ledger['ended']}")
     return Row(
         case=case,
