@@ -18,6 +18,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, Final, TypeVar
 
 import asyncpg
@@ -26,7 +27,7 @@ import structlog
 from typing_extensions import override
 
 from admission.contract import BreakerEvent, Rejected, SettledRow, StoreUnavailable, TicketRow
-from admission.lease import Demand, Fence, KeyLimit, Settlement, Verdict, Waiting
+from admission.lease import Demand, Ending, Fence, KeyLimit, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings
 
 log: Final = structlog.get_logger("admission")
@@ -50,10 +51,49 @@ def _sql(name: str) -> str:
 
 _NAME: Final = "tollbridge admission"
 #: The functions' statements are small and many: planning them anew costs more than running them, and a table that was
-#: just emptied looks cheap to scan until it is not.
-_PLANS: Final = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+#: just emptied looks cheap to scan until it is not. What their plans read must not depend on how full the tables were
+#: when they were made: in the order of an index, and by an index alone.
+_PLANS: Final = {
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_sort": "off",
+    "enable_incremental_sort": "off",
+    "enable_bitmapscan": "off",
+}
 
 _KEY_LIMIT: Final = msgspec.json.Decoder(KeyLimit)
+
+
+_JSON: Final = msgspec.json.Encoder()
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A demand as `control.acquire_v3` reads it: by the name of each field. What is not there is null."""
+
+    ticket_id: uuid.UUID
+    endpoint: str
+    class_: int = msgspec.field(name="class")
+    model: str
+    credential: str
+    key_id: uuid.UUID
+    debit_id: str
+    attempt: int
+    tokens: int
+    execution_ms: int
+    isolation_ms: int
+    queue_ms: int
+    waits: bool
+    #: Text, and JSON: it is kept as it is spelled.
+    intent: msgspec.Raw
+    place: int | None = None
+    caller_ms: int | None = None
+    scope: str | None = None
+    run: str | None = None
+    fence: int | None = None
+    reserved: Decimal | None = None
+    session: str | None = None
+    bound: Decimal | None = None
 
 
 class PooledConnection(asyncpg.Connection):
@@ -113,13 +153,12 @@ class Store:
 
     async def configure(self) -> list[str]:
         """Makes the configured groups known. Answers those for which other settings than these are in force."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(
-                _sql("configure"),
-                self._settings.revision,
-                _groups_json(self._settings),
-                _endpoints_json(self._settings),
-            )
+        rows = await self._fetch(
+            "configure",
+            self._settings.revision,
+            _groups_json(self._settings),
+            _endpoints_json(self._settings),
+        )
         return [row["name"] for row in rows]
 
     async def acquire(self, group: str, owner: uuid.UUID, demands: Sequence[tuple[Demand, float]]) -> list[TicketRow]:
@@ -127,36 +166,16 @@ class Store:
         settings = self._settings
         if any(b"\\u0000" in d.intent for d, _ in demands):
             raise Rejected("22P05")
-        async with self._connection() as connection:
-            rows = await connection.fetch(
-                _sql("acquire"),
-                group,
-                owner,
-                _ms(settings.unconfirmed_grant_s),
-                _ms(settings.longest_hold_s),
-                settings.zone,
-                [d.ticket_id for d, _ in demands],
-                [d.endpoint or d.group for d, _ in demands],
-                [int(d.klass) for d, _ in demands],
-                [d.model for d, _ in demands],
-                [d.credential for d, _ in demands],
-                [d.key_id for d, _ in demands],
-                [d.debit_id for d, _ in demands],
-                [d.attempt for d, _ in demands],
-                [d.tokens for d, _ in demands],
-                _unless_none([d.place for d, _ in demands]),
-                [_ms(d.execution_limit_s) for d, _ in demands],
-                [_ms(d.isolation_s) for d, _ in demands],
-                [_ms(max(d.queue_timeout_s - waited, 0)) for d, waited in demands],
-                _unless_none([_caller_ms(d, waited) for d, waited in demands]),
-                [d.waits_for_cooldown for d, _ in demands],
-                [d.intent.decode() for d, _ in demands],
-                *_fences([d.fence for d, _ in demands]),
-                *self._time_known(),
-                _unless_none([d.reserved_usd for d, _ in demands]),
-                _unless_none([d.session_id for d, _ in demands]),
-                _unless_none([None if d.session_id is None else d.most_usd for d, _ in demands]),
-            )
+        rows = await self._fetch(
+            "acquire",
+            group,
+            owner,
+            _ms(settings.unconfirmed_grant_s),
+            _ms(settings.longest_hold_s),
+            settings.zone,
+            _JSON.encode([_asked(d, waited) for d, waited in demands]).decode(),
+            timed=True,
+        )
         answers: list[TicketRow] = []
         for row in map(_ticket_row, rows):
             if row.answer == "all":
@@ -169,18 +188,17 @@ class Store:
 
     async def rescan(self, owner: uuid.UUID, demands: Sequence[Demand]) -> list[TicketRow]:
         """Confirms what other processes granted, reads the positions of the rest, and tells which were let go."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(
-                _sql("rescan"),
-                owner,
-                [demand.ticket_id for demand in demands],
-                [demand.group for demand in demands],
-                [demand.credential for demand in demands],
-                [demand.model for demand in demands],
-                [demand.key_id for demand in demands],
-                *_fences([demand.fence for demand in demands]),
-                *self._time_known(),
-            )
+        rows = await self._fetch(
+            "rescan",
+            owner,
+            [demand.ticket_id for demand in demands],
+            [demand.group for demand in demands],
+            [demand.credential for demand in demands],
+            [demand.model for demand in demands],
+            [demand.key_id for demand in demands],
+            *_fences([demand.fence for demand in demands]),
+            timed=True,
+        )
         return [TicketRow(*row) for row in rows]
 
     async def settle(self, shard: int, settlements: Sequence[Settlement], *, judged: bool) -> list[SettledRow]:
@@ -196,9 +214,17 @@ class Store:
                 *await self.settle(shard, [settlements[p] for p in again], judged=judged),
             ]
             return [row for _, row in sorted(zip(order, ended, strict=True), key=lambda entry: entry[0])]
-        async with self._connection() as connection:
-            rows = await connection.fetch(
-                _sql("settle"),
+        if not judged and all(s.ending is not Ending.UNCERTAIN for s in settlements):
+            rows = await self._fetch(
+                "settle_clean",
+                shard,
+                [s.lease.ticket_id for s in settlements],
+                [s.state for s in settlements],
+                [s.record.decode() for s in settlements],
+            )
+        else:
+            rows = await self._fetch(
+                "settle",
                 judged,
                 shard,
                 [s.lease.ticket_id for s in settlements],
@@ -215,7 +241,7 @@ class Store:
                 [s.state for s in settlements],
                 [s.record.decode() for s in settlements],
                 _ms(self._settings.unavailable_s),
-                *self._time_known(),
+                timed=True,
             )
         found = {row["ticket_id"]: SettledRow(*row) for row in rows}
         ended = [found[s.lease.ticket_id] for s in settlements]
@@ -225,13 +251,11 @@ class Store:
 
     async def decide(self, group: str, ticket: uuid.UUID, generation: int) -> None:
         """The probe of a half-open breaker has given valid content."""
-        async with self._connection() as connection:
-            await connection.execute(_sql("decide"), group, ticket, generation)
+        await self._fetch("decide", group, ticket, generation)
 
     async def abandon(self, shard: int, tickets: Sequence[uuid.UUID], *, tombstone: bool) -> list[str]:
         """Takes tickets back. Answers the groups in which a slot came free."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("abandon"), list(tickets), shard, tombstone, *self._time_known())
+        rows = await self._fetch("abandon", list(tickets), shard, tombstone, timed=True)
         return [row["group_id"] for row in rows]
 
     async def renew(self, owner: uuid.UUID, process: uuid.UUID, *, first: bool) -> float | None:
@@ -260,44 +284,37 @@ class Store:
 
     async def bury(self, owners: Sequence[uuid.UUID]) -> list[str]:
         """Declares owners dead whose process is proven gone. Answers their groups."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("bury"), list(owners), *self._time_known())
+        rows = await self._fetch("bury", list(owners), timed=True)
         return [row["group_id"] for row in rows]
 
     async def dead(self, owners: Sequence[uuid.UUID]) -> set[uuid.UUID]:
         """Which of these owners have lapsed, or were buried, and are not merely unheard."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("dead"), list(owners), *self._time_known())
+        rows = await self._fetch("dead", list(owners), timed=True)
         return {row["owner_id"] for row in rows}
 
     async def overdue(self) -> list[str]:
         """The groups in which time alone has changed something."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("overdue"), *self._time_known())
+        rows = await self._fetch("overdue", timed=True)
         return [row["group_id"] for row in rows]
 
     async def breaker_events(self) -> list[BreakerEvent]:
         """Changes of breakers that nobody has taken note of yet, in their order, at most a hundred."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("breaker_events"))
+        rows = await self._fetch("breaker_events")
         return [BreakerEvent(**dict(row)) for row in rows]
 
     async def oldest_snapshot(self) -> tuple[str, float] | None:
         """Who holds the oldest snapshot, and for how many seconds: while it is held, nothing that died is cleared."""
-        async with self._connection() as connection:
-            row = await connection.fetchrow(_sql("oldest_snapshot"))
-        return None if row is None else (row["application_name"], row["age_s"])
+        rows = await self._fetch("oldest_snapshot")
+        return (rows[0]["application_name"], rows[0]["age_s"]) if rows else None
 
     async def groups(self) -> list[dict[str, Any]]:
         """Who occupies and who waits, for operators."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("groups"))
+        rows = await self._fetch("groups")
         return [msgspec.json.decode(row["occupancy"]) for row in rows]
 
     async def waits(self, debits: Sequence[str]) -> dict[str, Waiting]:
         """Why these debits wait, where they do."""
-        async with self._connection() as connection:
-            rows = await connection.fetch(_sql("waits"), list(debits))
+        rows = await self._fetch("waits", list(debits))
         return {
             row["debit_id"]: Waiting(
                 group=row["group_id"],
@@ -311,20 +328,17 @@ class Store:
 
     async def fenced(self, key_id: uuid.UUID, fence: Fence) -> bool:
         """A newer executor of the run has been seen."""
-        async with self._connection() as connection:
-            newer: bool = await connection.fetchval(_sql("fenced"), key_id, fence.scope_id, fence.run_id, fence.number)
-        return newer
+        [(newer,)] = await self._fetch("fenced", key_id, fence.scope_id, fence.run_id, fence.number)
+        return bool(newer)
 
     async def reset(self, group: str) -> bool:
         """Closes the group's breaker and takes its floors away. False: there is no such group."""
-        async with self._connection() as connection:
-            found: bool = await connection.fetchval(_sql("reset"), group)
-        return found
+        [(found,)] = await self._fetch("reset", group)
+        return bool(found)
 
     async def notify(self, owners: Sequence[uuid.UUID]) -> None:
         """A hint to other processes, after the commit it tells of. Losing it costs them a rescan's delay."""
-        async with self._connection() as connection:
-            await connection.execute(_sql("notify"), CHANNEL, list(owners))
+        await self._fetch("notify", CHANNEL, list(owners))
 
     @asynccontextmanager
     async def listen(self, hear: Callable[[str], None]) -> AsyncIterator[asyncio.Event]:
@@ -378,14 +392,19 @@ class Store:
         since = 0.0 if settlement.received_at is None else asyncio.get_running_loop().time() - settlement.received_at
         return _ms(min(max(settlement.retry_after_s - since, 0.0), self._settings.longest_retry_after_s))
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
+    async def _fetch(self, name: str, *arguments: Any, timed: bool = False) -> list[asyncpg.Record]:
+        """
+        The rows of one statement, a commit of its own. `timed`: what is known of the time are its last arguments, as it
+        is when the statement is sent.
+        """
         connection = await self._idle.get()
         try:
             async with asyncio.timeout(self._settings.statement_s):
                 if connection is None or connection.is_closed():
                     connection = await self._connect()
-                yield connection
+                known = self._time_known() if timed else ()
+                rows: list[asyncpg.Record] = await connection.fetch(_sql(name), *arguments, *known)
+                return rows
         except asyncpg.LockNotAvailableError as error:
             self._drop(connection)
             await self._end_overdue()
@@ -479,6 +498,34 @@ class Store:
         if connection is not None:
             self._open.discard(connection)
             connection.terminate()
+
+
+def _asked(demand: Demand, waited: float) -> _Asked:
+    fence = demand.fence
+    return _Asked(
+        ticket_id=demand.ticket_id,
+        endpoint=demand.endpoint or demand.group,
+        class_=demand.klass,
+        model=demand.model,
+        credential=demand.credential,
+        key_id=demand.key_id,
+        debit_id=demand.debit_id,
+        attempt=demand.attempt,
+        tokens=demand.tokens,
+        execution_ms=_ms(demand.execution_limit_s),
+        isolation_ms=_ms(demand.isolation_s),
+        queue_ms=_ms(max(demand.queue_timeout_s - waited, 0)),
+        waits=demand.waits_for_cooldown,
+        intent=msgspec.Raw(demand.intent),
+        place=demand.place,
+        caller_ms=_caller_ms(demand, waited),
+        scope=None if fence is None else fence.scope_id,
+        run=None if fence is None else fence.run_id,
+        fence=None if fence is None else fence.number,
+        reserved=demand.reserved_usd,
+        session=demand.session_id,
+        bound=None if demand.session_id is None else demand.most_usd,
+    )
 
 
 def _caller_ms(demand: Demand, waited: float) -> int | None:

@@ -19,6 +19,7 @@ TOLD = """
     select current_setting('lock_timeout') as lock_timeout,
            current_setting('transaction_timeout') as transaction_timeout,
            current_setting('jit') as jit, current_setting('enable_seqscan') as enable_seqscan,
+           current_setting('enable_sort') as enable_sort,
            current_setting('plan_cache_mode') as plan_cache_mode
 """
 
@@ -45,6 +46,7 @@ async def test_a_statement_is_told_before_it_runs_and_the_session_is_as_it_was(d
                 "transaction_timeout": "700ms",
                 "jit": "off",
                 "enable_seqscan": "off",
+                "enable_sort": "off",
                 "plan_cache_mode": "force_generic_plan",
             }
         assert await connection.fetchval("select current_setting('lock_timeout')") == "700ms"

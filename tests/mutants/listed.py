@@ -16,6 +16,7 @@ TERMS: Final = f"{FUNCTIONS}/05_terms.sql"
 RECONCILE: Final = f"{FUNCTIONS}/10_reconcile.sql"
 KEYS: Final = f"{FUNCTIONS}/15_keys.sql"
 ACQUIRE: Final = f"{FUNCTIONS}/20_acquire.sql"
+USUAL: Final = f"{FUNCTIONS}/45_usual.sql"
 TABLES: Final = "admission/sql/migrations/0001_admission.sql"
 CONFIRM: Final = f"{FUNCTIONS}/30_confirm.sql"
 SETTLE: Final = f"{FUNCTIONS}/40_settle.sql"
@@ -103,9 +104,9 @@ _ADMISSION: Final = [
     _m(
         1,
         "the group is not locked",
-        ACQUIRE,
-        "where c.group_id = p_group for update;\n    if not found",
-        "where c.group_id = p_group;\n    if not found",
+        USUAL,
+        "from control.capacity_group c where c.group_id = p_group for update;",
+        "from control.capacity_group c where c.group_id = p_group;",
         _rules("who_asks_while_another_is_granted_the_last_slot_waits_to_see_it"),
     ),
     _m(
@@ -120,9 +121,9 @@ _ADMISSION: Final = [
     _m(
         1,
         "quarantined slots do not count where nobody waits",
-        ACQUIRE,
-        "and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active",
-        "and n <= g.concurrency - v_active",
+        USUAL,
+        "v_limit + v_headroom - count(*) filter (where t.state = 'quarantined'))",
+        "v_limit)",
         _stores("an_uncertain_slot_stays_until_its_window_has_passed"),
     ),
     _m(
@@ -136,9 +137,9 @@ _ADMISSION: Final = [
     _m(
         1,
         "one more than the limit where nobody waits",
-        ACQUIRE,
-        "and n <= least(g.concurrency,",
-        "and n <= 1 + least(g.concurrency,",
+        USUAL,
+        "and n <= least(v_limit,",
+        "and n <= 1 + least(v_limit,",
         _stores("two_processes_share_one_limit"),
     ),
     _m(
@@ -260,9 +261,9 @@ _ADMISSION: Final = [
     _m(
         5,
         "an ended ticket is new where nobody waits",
-        ACQUIRE,
-        "(select 1 from control.attempt a where a.ticket_id = e.ticket_id) is null\n",
-        "true\n",
+        USUAL,
+        "and (select 1 from control.attempt a where a.ticket_id = e.ticket_id) is null\n",
+        "\n",
         _rules("a_tombstone_stops_a_late_acquire_where_slots_are_free"),
     ),
     _m(
@@ -276,7 +277,7 @@ _ADMISSION: Final = [
     _m(
         5,
         "an earlier attempt may be made again",
-        ACQUIRE,
+        USUAL,
         "a.attempt >= e.attempt limit 1) is null",
         "a.attempt = e.attempt limit 1) is null",
         _rules("an_attempt_before_one_that_has_ended_is_a_duplicate"),
@@ -308,7 +309,7 @@ _ADMISSION: Final = [
     _m(
         5,
         "a replay is told of another grant",
-        ACQUIRE,
+        USUAL,
         "if v_found = n then",
         "if true then",
         _rules("a_replay_where_slots_are_free_is_told_of_its_first_grant"),
@@ -325,18 +326,18 @@ _ADMISSION: Final = [
     _m(
         6,
         "a debit that two groups grant at once fails them",
-        ACQUIRE,
-        "on conflict do nothing;\n        get diagnostics v_found = row_count;\n        if v_found = n then",
-        ";\n        get diagnostics v_found = row_count;\n        if v_found = n then",
+        USUAL,
+        "on conflict do nothing;\n        get diagnostics v_found",
+        "; get diagnostics v_found",
         _rules("a_debit_that_gets_a_ticket_in_two_groups_at_once_gets_one"),
     ),
     # ---------------------------------------------------------------- 7: transitions
     _m(
         7,
         "what waits can be settled",
-        SETTLE,
-        "where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')\n            returning t.ticket_id",
-        "where t.ticket_id = e.ticket_id\n            returning t.ticket_id",
+        USUAL,
+        "where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')\n",
+        "where t.ticket_id = e.ticket_id\n",
         _rules("a_ticket_that_waits_cannot_be_settled"),
     ),
     _m(
@@ -530,9 +531,9 @@ _ADMISSION: Final = [
     _m(
         11,
         "the intent is not kept with the grant",
-        ACQUIRE,
-        "e.caller_ms * interval '1 ms', e.intent,\n               e.session, e.bound, g.generation",
-        "e.caller_ms * interval '1 ms', '{}',\n               e.session, e.bound, g.generation",
+        USUAL,
+        "e.caller_ms * interval '1 ms', e.intent,",
+        "e.caller_ms * interval '1 ms', '{}',",
         _rules("a_slot_that_comes_free_by_time_leaves_an_attempt_of_unknown_cost"),
     ),
     _m(
@@ -1063,8 +1064,8 @@ _TIME: Final = [
         29,
         "a leap declares owners dead",
         STORE,
-        '_sql("dead"), list(owners), *self._time_known()',
-        '_sql("dead"), list(owners), None, 0, 0, 0',
+        'self._fetch("dead", list(owners), timed=True)',
+        'self._fetch("dead", list(owners), None, 0, 0, 0)',
         _rules("a_leap_lets_no_waiter_go_and_declares_nobody_dead"),
     ),
     # ---------------------------------------------------------------- 30: without a store
@@ -1103,9 +1104,9 @@ _TIME: Final = [
     _m(
         30,
         "a closed store grants where nobody waits",
-        ACQUIRE,
-        "and not (v_due or v_floors or v_closed) and",
-        "and not (v_due or v_floors) and",
+        USUAL,
+        "and coalesce(s.closed_until <= x.raw + s.ahead, true)\n",
+        "\n",
         _rules("a_closed_store_grants_nothing_and_says_when_it_opens"),
     ),
     _m(
@@ -1305,7 +1306,8 @@ _TIME: Final = [
         "a heartbeat waits for a connection of the others",
         STORE,
         "async with asyncio.timeout(self._settings.statement_s):\n                if self._heartbeat is None or",
-        "async with self._connection(), asyncio.timeout(self._settings.statement_s):\n"
+        "async with asyncio.timeout(self._settings.statement_s):\n"
+        "                self._idle.put_nowait(await self._idle.get())\n"
         "                if self._heartbeat is None or",
         _rules("a_heartbeat_does_not_wait_for_a_connection_that_work_has"),
     ),
@@ -1493,9 +1495,9 @@ _TIME: Final = [
     _m(
         36,
         "the end of one that moved wakes the group it was of",
-        SETTLE,
-        "v_freed_in[array_position(v_freed, e.ticket_id)],",
-        "",
+        USUAL,
+        "coalesce(v_groups[array_position(v_freed, e.ticket_id)],",
+        "coalesce(",
         _stores("an_end_after_its_endpoint_moved_lets_the_queue_of_the_new_group_move", on="postgresql-False"),
     ),
     _m(
@@ -1652,9 +1654,9 @@ _KEYS: Final = [
     _m(
         37,
         "a session with a budget goes the usual way",
-        ACQUIRE,
-        "        v_usual := v_usual and not v_budgeted;\n",
-        "",
+        USUAL,
+        "where b.key_id = e.key_id and b.session_id = e.session) is null)\n",
+        "where false) is null)\n",
         _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups"),
     ),
     _m(
@@ -1669,9 +1671,9 @@ _KEYS: Final = [
     _m(
         37,
         "what goes the usual way reserves nothing of its session",
-        ACQUIRE,
-        "               e.session, e.bound, g.generation, v_now - v_ahead, v_day,\n",
-        "               null, null, g.generation, v_now - v_ahead, v_day,\n",
+        USUAL,
+        "e.session, e.bound, v_generation",
+        "null, null, v_generation",
         _stores("a_budget_of_a_session_is_kept_for_what_its_attempts_may_cost_in_all_groups"),
     ),
     _m(

@@ -10,8 +10,6 @@
 --   ended | duplicate_debit | lapsed | owner_fence | deadline_exceeded | provider_unavailable | too_large | cooldown |
 --   queue_full | store_closed | key_limit | budget_exceeded | budget_reserved | cost_not_bounded (`key_limit` says which of
 --   its key's limits) | moved (its endpoint belongs to the group that is answered)
--- or, where all of these elements are granted as they come, the one row "all": the `number` of each whose place is not
--- lower, and the rest each has of its own is what was asked for.
 -- And the rows "notify" (another owner's ticket was granted: tell it after the commit), "next" (milliseconds until the
 -- next event that time alone brings about), "time" (as it is by the steps in `number`: what the asker knew is stale) and
 -- "breaker" (it has changed, and somebody is to take note of it).
@@ -77,8 +75,6 @@ declare
     v_new_batch integer := 0;
     v_enqueued integer := 0;
     v_place boolean;
-    v_unheard_of boolean;
-    v_usual boolean;
     v_budgeted boolean := false;
     v_counted boolean := false;
     -- Granted to others and not confirmed: they may come back into the queue.
@@ -122,20 +118,9 @@ begin
            c.steps <> p_steps, o.fresh, t.active, t.quarantined, t.batch, t.ramped, t.due,
            exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
            exists (select from control.floor f where f.group_id = p_group and f.until > c.now),
-           exists (select from control.allowance a where a.group_id = p_group),
-           -- Looked up one by one, never by a join or exists(): planned while the table is small, these would read all
-           -- of it for ever.
-           n > 0 and (
-               select bool_and(
-                   (select 1 from control.attempt a where a.ticket_id = e.ticket_id) is null
-                   and (select 1 from control.attempt a
-                         where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt limit 1) is null
-                   and (select 1 from control.ticket q
-                         where q.key_id = e.key_id and q.debit_id = e.debit_id and q.state = 'quarantined'
-                         limit 1) is null)
-                 from unnest(p_ticket, p_key, p_debit, p_attempt) as e (ticket_id, key_id, debit_id, attempt))
+           exists (select from control.allowance a where a.group_id = p_group)
       into v_now, v_ahead, v_closed, v_other_timeline, v_day, v_off, v_stale, v_fresh, v_active, v_quarantined, v_batch, v_ramped, v_due,
-           v_waits, v_floors, v_limited, v_unheard_of
+           v_waits, v_floors, v_limited
       from (select x.raw + s.ahead as now, x.raw, s.ahead, s.steps, coalesce(s.closed_until > x.raw + s.ahead, false) as closed,
                    s.timeline <> left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) as other_timeline,
                    (x.raw at time zone p_zone)::date as day
@@ -171,64 +156,11 @@ begin
         perform control.close_store_v1(p_hold_ms);
     end if;
 
-    -- ------------------------------------------------------------ the usual: nobody waits for what these get, all fit,
-    -- nothing is special
-    v_usual := v_unheard_of and not (v_due or v_floors or v_closed) and g.breaker = 'closed' and g.ramp is null
-        and n <= least(g.concurrency, g.concurrency + g.quarantine_headroom - v_quarantined) - v_active
-        and 1 <> all (p_class) and p_owner = any (v_fresh) and p_endpoint <@ g.endpoints
-        and num_nonnulls(variadic p_fence) = 0 and num_nonnulls(variadic p_reserved) = 0
-        and coalesce(0 < all (array_remove(p_caller_ms, null)), true);
-    if v_usual and v_waits then
-        v_usual := not control.may_move_v1(p_group)
-            and not exists (select from control.ticket t
-                             where t.group_id = p_group and t.state = 'queued'
-                               and t.queue_deadline > '-infinity' and t.queue_deadline < v_now - interval '2 s');
-    end if;
-    if v_usual and v_limited then
-        v_usual := not exists (select from control.allowance a
-                                where a.group_id = p_group and (a.model = '' or a.model = any (p_model)));
-    end if;
     if cardinality(p_session) > 0 then
         v_budgeted := exists (
             select from unnest(p_key, p_session) as e (key_id, session)
              where (select 1 from control.session_budget b
                      where b.key_id = e.key_id and b.session_id = e.session) is not null);
-        v_usual := v_usual and not v_budgeted;
-    end if;
-    if v_usual then
-        insert into control.ticket (ticket_id, group_id, endpoint, number, class, model, credential, owner_id, key_id,
-                                    debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
-                                    queued_at, queue_deadline, caller_deadline, intent, session_id, reserved_usd,
-                                    generation, granted_at, day, hard_deadline)
-        select e.ticket_id, p_group, e.endpoint,
-               case when e.place < g.next_number then e.place else g.next_number - 1 end, 0, e.model, e.credential,
-               p_owner, e.key_id, e.debit_id, e.attempt, e.tokens, 'active', e.waits, e.execution_ms * interval '1 ms',
-               e.isolation_ms * interval '1 ms', v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,
-               e.session, e.bound, g.generation, v_now - v_ahead, v_day,
-               v_now + least(e.execution_ms, e.caller_ms + e.isolation_ms) * interval '1 ms'
-          from unnest(p_ticket, p_endpoint, p_place, p_model, p_credential, p_key, p_debit, p_attempt, p_tokens,
-                      p_waits, p_execution_ms, p_isolation_ms, p_caller_ms, p_intent, p_session, p_bound)
-               with ordinality as e (ticket_id, endpoint, place, model, credential, key_id, debit_id, attempt, tokens,
-                                     waits, execution_ms, isolation_ms, caller_ms, intent, session, bound, n)
-        on conflict do nothing;
-        get diagnostics v_found = row_count;
-        if v_found = n then
-            answer := 'all';
-            owner_id := p_owner;
-            group_id := p_group;
-            number := g.next_number - 1;
-            generation := g.generation;
-            probe := false;
-            judged := false;
-            granted_at := v_now - v_ahead;
-            day := v_day;
-            return next;
-            return;
-        end if;
-        -- A replay, or a debit that has just got a ticket elsewhere: each is looked at for itself. What was written here
-        -- is found as this owner's.
-        v_active := v_active + v_found;
-        v_ramped := v_ramped + v_found;
     end if;
 
     if v_due or g.breaker <> 'closed'

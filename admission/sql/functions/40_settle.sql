@@ -23,11 +23,7 @@ declare
     v_now timestamptz;
     v_tickets control.ticket[];
     v_lines control.ledger_line[];
-    v_more control.ledger_line[];
     v_rest uuid[];
-    -- Whose slots came free, and where. An attempt that had an end before keeps the group that it was of then.
-    v_freed uuid[];
-    v_freed_in text[];
     v_groups text[] := '{}';
     v_waiting text[] := '{}';
 begin
@@ -38,46 +34,6 @@ begin
     end if;
     if cardinality(p_ticket) > 1 then
         perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
-    end if;
-
-    -- ------------------------------------------------------------ the usual: all have ended, and none is judged
-    if not p_judged and 'uncertain' <> all (p_ending) then
-        with freed as (
-            delete from control.ticket t using unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record)
-             where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')
-            returning t.ticket_id, t.group_id, t.key_id, t.debit_id, t.attempt, t.owner_id, t.granted_at, t.day, t.intent,
-                      e.state, e.record
-        ), opened as (
-            insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
-                                         settled_at)
-            select t.ticket_id, t.key_id, t.debit_id, t.attempt, t.group_id, t.owner_id, t.granted_at, t.day, t.state,
-                   clock_timestamp()
-              from freed t
-            on conflict do nothing
-            returning attempt.ticket_id
-        )
-        select array_agg(row(t.ticket_id, 'open', t.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
-                             t.group_id, t.intent::jsonb || t.record::jsonb)::control.ledger_line)
-                   filter (where t.ticket_id in (select o.ticket_id from opened o)),
-               array_agg(t.ticket_id), array_agg(t.group_id)
-          into v_lines, v_freed, v_freed_in
-          from freed t;
-        if cardinality(v_lines) = cardinality(p_ticket) then
-            for i in 1 .. cardinality(v_lines) loop
-                if v_lines[i].group_id <> all (v_groups) then
-                    v_groups := v_groups || v_lines[i].group_id;
-                    if control.may_move_v1(v_lines[i].group_id) then
-                        v_waiting := v_waiting || v_lines[i].group_id;
-                        perform control.paced_v1(v_lines[i].group_id, v_lines);
-                    end if;
-                end if;
-            end loop;
-            return query
-                select r.ticket_id, true, r.counters::text, l.group_id, l.group_id = any (v_waiting)
-                  from control.record_v2(p_shard, v_lines) r
-                  join unnest(v_lines) l on l.ticket_id = r.ticket_id;
-            return;
-        end if;
     end if;
 
     v_now := control.keep_time_v2(p_clock, p_steps, p_elapsed_ms, p_forward_ms, v_entered);
@@ -114,11 +70,10 @@ begin
     )
     select array_agg(row(t.ticket_id, 'open', e.state, t.granted_at, t.day, t.key_id, t.debit_id, t.attempt,
                          t.group_id, t.intent::jsonb || e.record::jsonb)::control.ledger_line)
-      into v_more
+      into v_lines
       from unnest(v_tickets) t
       join unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record) on e.ticket_id = t.ticket_id
       join opened o on o.ticket_id = t.ticket_id;
-    v_lines := v_lines || v_more;
 
     if coalesce(cardinality(v_lines), 0) < cardinality(p_ticket) then
         v_rest := array(select u from unnest(p_ticket) u
@@ -138,8 +93,7 @@ begin
     end if;
 
     v_groups := array(
-        select coalesce(t.group_id, v_freed_in[array_position(v_freed, e.ticket_id)],
-                        (select a.group_id from control.attempt a where a.ticket_id = e.ticket_id))
+        select coalesce(t.group_id, (select a.group_id from control.attempt a where a.ticket_id = e.ticket_id))
           from unnest(p_ticket) with ordinality as e (ticket_id, n)
           left join unnest(v_tickets) t on t.ticket_id = e.ticket_id
          order by e.n);
