@@ -12,6 +12,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps
 # The lists are complete, so there is nothing to resolve; what is never imported is never compiled.
 LOCKED := $(PIP) --no-compile --require-hashes
+RESOLVED = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 ARGS ?=
 # Tests wait more than they reckon. Those of one file stay together, as they may share what is dear to set up, and the
 # long files come first.
@@ -25,6 +26,10 @@ OF_frameworks := langchain-openai langchain-anthropic pydantic-ai-slim[openai,an
 OF_instructor := instructor[anthropic]
 OF_schemathesis := schemathesis
 CLIENT_VENVS := .venv-clients
+# Other gateways, for `bench-peers` only.
+PEERS := litellm
+OF_litellm := litellm[proxy]==1.108.7
+PEER_VENVS := .venv-peers
 NODE_CLIENTS := tests/clients/ai-sdk
 
 .PHONY: help demo run check test lint types contracts pytest test-clients prove bench profile bench-peers bench-admission format protos lock clean
@@ -67,6 +72,9 @@ bench: $(VENV)/.dev  ## what a request costs beside programs that do nothing; AR
 profile: $(VENV)/.dev  ## where the gateway's CPU goes; ARGS="--kind http --concurrency 16 --seconds 10"
 	@$(BIN)/python -m tests.benchmarks.profile $(ARGS)
 
+bench-peers: $(VENV)/.dev $(PEERS:%=$(PEER_VENVS)/%/.ready)  ## the gateway beside other gateways, which are installed for it
+	@$(BIN)/python -m tests.benchmarks.peers $(ARGS)
+
 bench-admission: $(VENV)/.dev  ## what an admission costs beside a bare UPDATE; ARGS=--quick for a first look
 	@$(BIN)/python -m tests.benchmarks.admission $(ARGS)
 
@@ -80,12 +88,12 @@ protos: $(VENV)/.dev  ## generate the gRPC code from protos/
 lock: $(VENV)/.dev  ## resolve the dependencies again and write the hash-locked files
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build -o requirements.txt pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --group build --group dev -c requirements.txt -o requirements-dev.txt pyproject.toml
-	@$(foreach client,$(CLIENTS),printf '%s\n' $(OF_$(client)) \
-		| $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate -o tests/clients/requirements-$(client).txt - &&) true
+	@$(foreach client,$(CLIENTS),printf '%s\n' $(OF_$(client)) | $(RESOLVED) -o tests/clients/requirements-$(client).txt - &&) true
+	@$(foreach peer,$(PEERS),printf '%s\n' '$(OF_$(peer))' | $(RESOLVED) -o tests/benchmarks/requirements-$(peer).txt - &&) true
 	@cd $(NODE_CLIENTS) && npm install --package-lock-only --omit-lockfile-registry-resolved=true --no-audit --no-fund --silent
 
 clean:  ## remove the virtual environments and the caches; the data in .tollbridge/ stays
-	rm -rf $(VENV) $(CLIENT_VENVS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(CLIENT_VENVS) $(PEER_VENVS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.runtime: requirements.txt pyproject.toml
@@ -99,10 +107,18 @@ $(VENV)/.dev: requirements-dev.txt $(VENV)/.runtime
 	@$(LOCKED) -r requirements-dev.txt
 	@touch $@
 
-$(CLIENT_VENVS)/%/.ready: tests/clients/requirements-%.txt $(VENV)/.runtime
+# An environment with what a list has, and nothing of ours.
+define SET_UP
 	@test -x $(@D)/bin/python || { echo "setting up $(@D) ..." >&2; $(BIN)/python -m venv $(@D); }
 	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile --require-hashes -r $<
 	@touch $@
+endef
+
+$(CLIENT_VENVS)/%/.ready: tests/clients/requirements-%.txt $(VENV)/.runtime
+	$(SET_UP)
+
+$(PEER_VENVS)/%/.ready: tests/benchmarks/requirements-%.txt $(VENV)/.runtime
+	$(SET_UP)
 
 # Where there is no Node, nothing is made, and the run says that it skips the client.
 $(CLIENT_VENVS)/ai-sdk/.ready: $(NODE_CLIENTS)/package.json $(NODE_CLIENTS)/package-lock.json

@@ -13,7 +13,6 @@ import asyncio
 import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -50,9 +49,9 @@ from tests.benchmarks.figures import (
 from tests.benchmarks.load import Jobs, Measured
 from tests.benchmarks.loops import LOOPS
 from tests.benchmarks.provider import BURST, PIECES
+from tests.benchmarks.report import git, keep, markdown_of_targets, shown, table_of_targets
 from tests.benchmarks.world import YARDSTICKS, World, opened
 
-RESULTS = Path(__file__).parent / "results"
 #: Above this share of one core the load's rates are its own.
 SATURATED = 0.9
 
@@ -240,66 +239,19 @@ def table_of(rows: Sequence[Row]) -> Table:
             str(row.concurrency) if here != seen else "",
             row.place,
             f"{row.per_s:,.0f}",
-            _shown(row.deltas_per_s, ",.0f"),
-            _shown(row.p50_ms, ".2f"),
-            _shown(row.p99_ms, ".2f"),
+            shown(row.deltas_per_s, ",.0f"),
+            shown(row.p50_ms, ".2f"),
+            shown(row.p99_ms, ".2f"),
             f"{row.cpu_s_per_1000:.3f}",
-            _shown(row.postgres_s_per_1000, ".3f"),
-            _shown(row.cpu_ratio, ".2f"),
-            _shown(row.rate_ratio, ".2f"),
-            _shown(row.added_p50_ms, "+.2f"),
+            shown(row.postgres_s_per_1000, ".3f"),
+            shown(row.cpu_ratio, ".2f"),
+            shown(row.rate_ratio, ".2f"),
+            shown(row.added_p50_ms, "+.2f"),
             f"{row.load_cores:.2f}" + ("!" if row.load_cores > SATURATED else ""),
             style="bold" if row.place.startswith("gateway") else None,
         )
         seen = here
     return table
-
-
-def table_of_targets(targets: Sequence[Target], others: Sequence[Figure]) -> Table:
-    table = Table(box=box.SIMPLE, header_style="bold", pad_edge=False)
-    table.add_column("target")
-    for name in ("meant", "measured", "rounds"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for target in targets:
-        table.add_row(
-            *_told(target), "reached" if target.reached else "not reached", style=None if target.reached else "bold"
-        )
-    table.add_section()
-    for figure in others:
-        table.add_row(*_told(figure), style="dim")
-    return table
-
-
-def markdown_of_targets(targets: Sequence[Target], others: Sequence[Figure]) -> str:
-    lines = ["| | meant | measured | rounds | |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(_told(target))} | {'reached' if target.reached else '**not**'} |" for target in targets]
-    lines += [f"| {' | '.join(_told(figure))} | |" for figure in others]
-    return "\n".join(lines)
-
-
-def _told(figure: Figure) -> tuple[str, str, str, str]:
-    meant = ""
-    if isinstance(figure, Target):
-        meant = "; ".join(
-            f"{sign} {_number(bound)}{_of(figure)}"
-            for sign, bound in (("at most", figure.at_most), ("at least", figure.at_least))
-            if bound is not None
-        )
-    spread = "" if figure.low == figure.high else f"{_number(figure.low)} to {_number(figure.high)}"
-    return figure.name, meant, _number(figure.measured) + _of(figure), spread
-
-
-def _of(figure: Figure) -> str:
-    return f" {figure.unit}" if figure.unit else ""
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def show(run: Kept, console: Console) -> None:
@@ -322,11 +274,6 @@ def _list(numbers: frozenset[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def git(*words: str) -> str:
-    found = subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=RESULTS.parent)
-    return found.stdout.strip()
-
-
 def _kept(plan: Plan, measured: Bench, world: World) -> Kept:
     return Kept(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -342,27 +289,6 @@ def _kept(plan: Plan, measured: Bench, world: World) -> Kept:
         targets=list(measured.results.targets()),
         others=list(measured.results.others()),
     )
-
-
-def keep(run: msgspec.Struct, name: str, console: Console) -> None:
-    """To four digits: there is no more in it."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    content = msgspec.json.encode(rounded(msgspec.to_builtins(run)))
-    path.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
-    console.print(f"kept as {path.relative_to(RESULTS.parents[2])}")
-
-
-def rounded(value: object) -> object:
-    match value:
-        case float():
-            return float(f"{value:.4g}")
-        case dict():
-            return {name: rounded(part) for name, part in value.items() if part is not None}
-        case list():
-            return [rounded(part) for part in value]
-        case _:
-            return value
 
 
 def main() -> None:

@@ -72,10 +72,12 @@ class World:
         places: dict[str, Place],
         postmaster: int,
         load: asyncio.subprocess.Process,
+        directory: Path,
         data_dir: Path,
         divided: cores.Cores | None,
     ) -> None:
-        #: "gateway" (REST), "gateway gRPC", "direct", and each yardstick with its loop: "proxy on uvloop".
+        #: "gateway" (REST), "gateway gRPC", "direct", and each yardstick with its loop: "proxy on uvloop". Others may
+        #: be added.
         self.places = places
         #: The loop of a yardstick that a kind of request is sent to.
         self.loops: dict[tuple[str, str], str] = {}
@@ -84,6 +86,8 @@ class World:
             "postgres": [postmaster],
             "provider": [places["direct"].pid],
         }
+        #: For files that go with the world.
+        self.directory = directory
         self.data_dir = data_dir
         self.divided = divided
         self._load = load
@@ -150,7 +154,7 @@ async def opened(*, pin: bool = True, yardsticks: bool = True) -> AsyncIterator[
             sys.executable, "-m", "tests.benchmarks.load", cwd=ROOT,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
         )  # fmt: skip
-        stack.push_async_callback(_stop, load)
+        stack.push_async_callback(stopped, load)
         with cores.started_on(measured):
             gateway = await stack.enter_async_context(gateway_process(directory, CONFIGURATION.format(url=url)))
             places["gateway"] = Place(target=gateway.rest_url, pid=gateway.pid)
@@ -165,7 +169,14 @@ async def opened(*, pin: bool = True, yardsticks: bool = True) -> AsyncIterator[
         postmaster = int((gateway.data_dir / "postgres" / "postmaster.pid").read_text().split("\n", 1)[0])
         if others is not None:
             cores.move(postmaster, others)
-        yield World(places=places, postmaster=postmaster, load=load, data_dir=gateway.data_dir, divided=divided)
+        yield World(
+            places=places,
+            postmaster=postmaster,
+            load=load,
+            directory=directory,
+            data_dir=gateway.data_dir,
+            divided=divided,
+        )
 
 
 @asynccontextmanager
@@ -178,10 +189,10 @@ async def started(module: str, *arguments: str) -> AsyncIterator[tuple[int, int]
     try:
         yield process.pid, json.loads(await asyncio.wait_for(process.stdout.readline(), 60))["port"]
     finally:
-        await _stop(process)
+        await stopped(process)
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def stopped(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         process.terminate()
     await process.communicate()
