@@ -35,7 +35,7 @@ from gateway.jobs.lane import lane
 from gateway.jobs.model import CANCELLED, EXPIRED, SUCCEEDED, Claimed, Complete, Decision, End, GiveBack, Held, Status
 from gateway.jobs.rounds import rounds
 from gateway.jobs.settings import JobsSettings
-from gateway.jobs.store import Answer, Ending, Intent, JobStore
+from gateway.jobs.store import Answer, Ending, Intent, JobStore, Step
 from gateway.jobs.watch import Watch
 from gateway.naming import named
 from gateway.outcome import AttemptReport, Outcome, RouteReport
@@ -49,8 +49,10 @@ _LONGEST_HOLD_S = 2.0
 _MOST_DOUBLINGS = 10
 #: Rows of one round of recovery or deletion.
 _MOST_ROWS = 200
-#: The writes that end a claim are tried as long as the process lives: nobody else may do them while it does.
-_FOR_EVER_S = float("inf")
+#: A claim costs about the same however many jobs it takes. So where many are running it waits until this part of the
+#: places is free, or for so many seconds.
+_WORTH_A_CLAIM = 4
+_GATHER_S = 0.01
 
 
 class Callers(Protocol):
@@ -130,12 +132,10 @@ class _Run:
 
     async def dispatching(self, attempt: int) -> None:
         try:
-            allowed = await self._runner.intents.submit(
-                Intent(job_id=self.job.job_id, claims=self.job.claims, attempt=attempt)
-            )
+            after = await self._runner.written(Intent(job_id=self.job.job_id, claims=self.job.claims, attempt=attempt))
         except StoreUnavailable:
-            allowed = False
-        if allowed:
+            after = None
+        if after is Status.RUNNING:
             self.attempt = attempt
             self._runner.goes_on(self.job.model, self.job.key_id)
             return
@@ -156,7 +156,7 @@ class _Run:
         )
         # Where the store stays away the answer goes along with the job's end.
         with contextlib.suppress(StoreUnavailable):
-            self.stored = await self._runner.answers.submit(self.answer)
+            self.stored = await self._runner.written(self.answer) is not None
 
 
 class Runner:
@@ -186,15 +186,10 @@ class Runner:
         self._watch = watch
         self._owner = owner
         self._settings = settings
-        patience_s = settings.write_patience_s
-        self.intents: Lane[Intent, bool] = lane(
-            lambda intents: store.intend(owner, intents), most=_MOST_WRITES, patience_s=patience_s
-        )
-        self.answers: Lane[Answer, bool] = lane(
-            lambda answers: store.store_results(owner, answers), most=_MOST_WRITES, patience_s=patience_s
-        )
-        self._endings: Lane[Ending, Status | None] = lane(
-            lambda endings: store.conclude(owner, endings), most=_MOST_WRITES, patience_s=_FOR_EVER_S
+        #: All writes of all runs. Those that end a claim are tried as long as the process lives: while it does, nobody
+        #: else may do them.
+        self._steps: Lane[Step, Status | None] = lane(
+            lambda steps: store.steps(owner, steps), most=_MOST_WRITES, patience_s=float("inf")
         )
         #: By job and claim: a process that was thought dead may come to hold a job a second time.
         self._running: dict[tuple[uuid.UUID, int], _Run] = {}
@@ -277,6 +272,14 @@ class Runner:
             if run.job.job_id == job_id:
                 run.cancel(_Cause.CALLER)
 
+    async def written(self, step: Intent | Answer) -> Status | None:
+        """The state of the job after it. Raises StoreUnavailable where that is not known in time."""
+        try:
+            async with asyncio.timeout(self._settings.write_patience_s):
+                return await self._steps.submit(step)
+        except TimeoutError as error:
+            raise StoreUnavailable("the store of jobs stayed away") from error
+
     @property
     def running(self) -> int:
         return len(self._running)
@@ -288,11 +291,8 @@ class Runner:
         await self._take_up_own()
         pause = self._settings.poll_shortest_s
         while True:
+            await self._gather_room()
             free = self._settings.concurrency - len(self._running)
-            if free <= 0:
-                self._room.clear()
-                await self._room.wait()
-                continue
             self._wake.clear()
             now = asyncio.get_running_loop().time()
             self._held = {held: until for held, until in self._held.items() if until > now}
@@ -315,6 +315,22 @@ class Runner:
                 await asyncio.wait_for(self._wake.wait(), max(min(pause, sooner), 0.01))
             pause = min(pause * 2, self._settings.poll_longest_s)
 
+    async def _gather_room(self) -> None:
+        """Until there is a place, and as many as are worth a claim if they come soon."""
+        while len(self._running) >= self._settings.concurrency:
+            self._room.clear()
+            await self._room.wait()
+        if not self._roomy:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_GATHER_S):
+                    while not self._roomy:
+                        self._room.clear()
+                        await self._room.wait()
+
+    @property
+    def _roomy(self) -> bool:
+        return _WORTH_A_CLAIM * (self._settings.concurrency - len(self._running)) >= self._settings.concurrency
+
     def _hold(self, whose: str | uuid.UUID, hold_s: float) -> None:
         """
         Leaves a model or a key alone that was refused a place: longer each time in a row, until one of its jobs goes
@@ -336,6 +352,9 @@ class Runner:
                 self._wake.set()
 
     def _start(self, job: Claimed) -> None:
+        if (job.job_id, job.claims) in self._running:
+            # The server lost the first claim with its latest writes, and has now made the same one again.
+            return
         run = _Run(self, job)
         self._running[job.job_id, job.claims] = run
         self._idle.clear()
@@ -458,14 +477,14 @@ class Runner:
         if isinstance(decision, GiveBack) and decision.hold_s > 0:
             self._hold(job.key_id if decision.of_key else job.model, decision.hold_s)
         try:
-            status = await self._endings.submit(ending)
+            status = await self._steps.submit(ending)
         except Rejected:
             # The row cannot take what it was to be told. An end without it is better than none.
             fault = model.failed(Internal("the gateway could not store how the job ended"))
             ending = Ending(
                 job_id=job.job_id, claims=job.claims, decision=fault, outcome=None, attempts=ending.attempts
             )
-            status = await self._endings.submit(ending)
+            status = await self._steps.submit(ending)
         if status is None:
             log.warning("jobs.end_refused", job_id=str(job.job_id), claims=job.claims)
         elif status in model.TERMINAL:
@@ -549,7 +568,7 @@ class Runner:
             outcome=model.joined(job.outcome, outcome),
             attempts=max([attempt.number for attempt in outcome.attempts] if outcome else [0], default=0),
         )
-        (status,) = await self._store.conclude(owner, [ending])
+        (status,) = await self._store.steps(owner, [ending])
         if status in model.TERMINAL:
             self._watch.ended([job.job_id])
             log.info("jobs.ended", job_id=str(job.job_id), status=status, code=_code(decision), recovered=True)

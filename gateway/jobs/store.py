@@ -44,10 +44,7 @@ def read_statement(name: str) -> str:
 
 INSERT = read_statement("insert")
 CLAIM = read_statement("claim")
-INTEND = read_statement("intend")
-STORE_RESULT = read_statement("store_result")
-FINISH = read_statement("finish")
-GIVE_BACK = read_statement("give_back")
+STEPS = read_statement("steps")
 RELEASE = read_statement("release")
 CANCEL = read_statement("cancel")
 CANCEL_REQUESTS = read_statement("cancel_requests")
@@ -103,6 +100,10 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     #: Only where it could not be stored before.
     answer: Answer | None = None
+
+
+#: What a run comes to.
+Step: TypeAlias = Intent | Answer | Ending
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,13 +183,13 @@ class JobStore:
     def __init__(self, pool: Pool, settings: JobsSettings) -> None:
         self._pool = pool
         self._settings = settings
-        self._claiming, self._intending, self._storing, self._concluding = (_Kept(pool) for _ in range(4))
+        self._claiming, self._stepping = _Kept(pool), _Kept(pool)
         self._told: _Told | None = None
 
     async def let_go(self) -> None:
         """Give back the connections that were kept. They are taken again when there is use for them."""
         with store_errors():
-            for kept in (self._claiming, self._intending, self._storing, self._concluding):
+            for kept in (self._claiming, self._stepping):
                 await kept.let_go()
 
     # -------------------------------------------------------------- submission
@@ -350,7 +351,7 @@ class JobStore:
     ) -> Sequence[Claimed]:
         """Takes jobs that are due, but none of the models and of the keys that are held."""
         with store_errors():
-            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), *self.known(), list(held_keys))
+            rows = await self._claiming.fetch(CLAIM, owner, most, list(held), list(held_keys), *self.known())
         return [
             Claimed(
                 job_id=row["job_id"],
@@ -371,57 +372,29 @@ class JobStore:
             for row in rows
         ]
 
-    async def intend(self, owner: uuid.UUID, intents: Sequence[Intent]) -> Sequence[bool]:
-        """For each, whether it may be sent: the job is still this claim's, and nobody has taken it back."""
-        with store_errors():
-            rows = await self._intending.fetch(
-                INTEND,
-                owner,
-                [intent.job_id for intent in intents],
-                [intent.claims for intent in intents],
-                [intent.attempt for intent in intents],
-            )
-        allowed = {row["job_id"] for row in rows if not row["cancel_requested"]}
-        return [intent.job_id in allowed for intent in intents]
-
-    async def store_results(self, owner: uuid.UUID, answers: Sequence[Answer]) -> Sequence[bool]:
-        """For each, whether the job was still this claim's."""
-        with store_errors():
-            rows = await self._storing.fetch(
-                STORE_RESULT,
-                owner,
-                [answer.job_id for answer in answers],
-                [answer.claims for answer in answers],
-                [answer.attempt for answer in answers],
-                [answer.body for answer in answers],
-                [answer.status for answer in answers],
-            )
-        stored = {row["job_id"] for row in rows}
-        return [answer.job_id in stored for answer in answers]
-
-    async def conclude(self, owner: uuid.UUID, endings: Sequence[Ending]) -> Sequence[Status | None]:
-        """For each, the state after it; None where the job was no longer this claim's."""
-        after: dict[uuid.UUID, Status] = {}
+    async def steps(self, owner: uuid.UUID, steps: Sequence[Step]) -> Sequence[Status | None]:
+        """
+        For each the state that its job has after it; None where the job was no longer this claim's. Of an attempt that
+        may not be sent, since somebody has taken its job back, it is CANCELLED.
+        """
+        intents = [step for step in steps if isinstance(step, Intent)]
+        answers = [step for step in steps if isinstance(step, Answer)]
+        endings = [step for step in steps if isinstance(step, Ending)]
         ends = [(ending, ending.decision) for ending in endings if isinstance(ending.decision, End)]
         backs = [(ending, ending.decision) for ending in endings if isinstance(ending.decision, GiveBack)]
         with store_errors():
-            if ends:
-                rows = await self._concluding.fetch(
-                    FINISH, owner, *_finish_columns(ends), self._settings.retention_s, *self.known()
-                )
-                finished = {row["job_id"] for row in rows}
-                after.update({ending.job_id: end.status for ending, end in ends if ending.job_id in finished})
-            if backs:
-                rows = await self._concluding.fetch(
-                    GIVE_BACK,
-                    owner,
-                    *_give_back_columns(backs),
-                    self._settings.retention_s,
-                    *self.known(),
-                    [msgspec.json.encode(back.groups).decode() for _, back in backs],
-                )
-                after.update({row["job_id"]: Status(row["status"]) for row in rows})
-        return [after.get(ending.job_id) for ending in endings]
+            rows = await self._stepping.fetch(
+                STEPS,
+                owner,
+                self._settings.retention_s,
+                *self.known(),
+                *_intent_columns(intents),
+                *_answer_columns(answers),
+                *_end_columns(ends),
+                *_back_columns(backs),
+            )
+        after = {(row["step"], row["job_id"], row["claims"]): Status(row["said"]) for row in rows}
+        return [after.get((_name(step), step.job_id, step.claims)) for step in steps]
 
     async def release(self, group: str, most: int) -> int:
         """Makes some of the jobs due that wait for a capacity group; how many."""
@@ -546,7 +519,36 @@ def _columns(lines: Sequence[Line]) -> tuple[list[Any], ...]:
     )
 
 
-def _finish_columns(ends: Sequence[tuple[Ending, End]]) -> tuple[list[Any], ...]:
+def _name(step: Step) -> str:
+    """As the statement calls it."""
+    match step:
+        case Intent():
+            return "intent"
+        case Answer():
+            return "answer"
+        case Ending():
+            return "end" if isinstance(step.decision, End) else "back"
+
+
+def _intent_columns(intents: Sequence[Intent]) -> tuple[list[Any], ...]:
+    return (
+        [intent.job_id for intent in intents],
+        [intent.claims for intent in intents],
+        [intent.attempt for intent in intents],
+    )
+
+
+def _answer_columns(answers: Sequence[Answer]) -> tuple[list[Any], ...]:
+    return (
+        [answer.job_id for answer in answers],
+        [answer.claims for answer in answers],
+        [answer.attempt for answer in answers],
+        [answer.body for answer in answers],
+        [answer.status for answer in answers],
+    )
+
+
+def _end_columns(ends: Sequence[tuple[Ending, End]]) -> tuple[list[Any], ...]:
     return (
         [ending.job_id for ending, _ in ends],
         [ending.claims for ending, _ in ends],
@@ -561,7 +563,7 @@ def _finish_columns(ends: Sequence[tuple[Ending, End]]) -> tuple[list[Any], ...]
     )
 
 
-def _give_back_columns(backs: Sequence[tuple[Ending, GiveBack]]) -> tuple[list[Any], ...]:
+def _back_columns(backs: Sequence[tuple[Ending, GiveBack]]) -> tuple[list[Any], ...]:
     return (
         [ending.job_id for ending, _ in backs],
         [ending.claims for ending, _ in backs],
@@ -571,6 +573,7 @@ def _give_back_columns(backs: Sequence[tuple[Ending, GiveBack]]) -> tuple[list[A
         [back.reason for _, back in backs],
         [_encoded(ending.outcome) for ending, _ in backs],
         [ending.attempts for ending, _ in backs],
+        [msgspec.json.encode(back.groups).decode() for _, back in backs],
     )
 
 

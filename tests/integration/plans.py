@@ -101,13 +101,11 @@ class Watched:
 
     def __init__(self, url: str, settings: AdmissionSettings) -> None:
         self.store = Store(url, msgspec.structs.replace(settings, connections=1))
-        self._heard: list[str] = []
 
     async def open(self) -> None:
         await self.store.oldest_snapshot()
         # Heartbeats have a connection of their own; here they share the one that is watched.
         self.store._heartbeat = self._connection
-        self._connection.add_log_listener(lambda _, message: self._heard.append(message.message))
 
     @property
     def _connection(self) -> asyncpg.Connection:
@@ -126,20 +124,30 @@ class Watched:
             await self._connection.execute("rollback")
 
     async def see(self, call: Callable[[Store], Awaitable[object]]) -> Seen:
-        connection = self._connection
-        await connection.execute(
-            """load 'auto_explain'; set client_min_messages = notice; set auto_explain.log_level = notice;
-               set auto_explain.log_nested_statements = on; set auto_explain.log_analyze = on;
-               set auto_explain.log_buffers = on; set auto_explain.log_timing = off; set auto_explain.log_format = json;
-               begin"""
-        )
-        self._heard.clear()
-        try:
-            await connection.execute("set auto_explain.log_min_duration = 0")
-            await call(self.store)
-        finally:
-            await connection.execute("reset auto_explain.log_min_duration; rollback")
+        return await seen(self._connection, lambda: call(self.store))
+
+
+async def seen(connection: asyncpg.Connection, call: Callable[[], Awaitable[object]]) -> Seen:
+    """The plans of what the call does on this connection. It is undone."""
+    heard: list[str] = []
+
+    def hear(_: object, message: asyncpg.PostgresLogMessage) -> None:
+        heard.append(message.message)
+
+    await connection.execute(
+        """load 'auto_explain'; set client_min_messages = notice; set auto_explain.log_level = notice;
+           set auto_explain.log_nested_statements = on; set auto_explain.log_analyze = on;
+           set auto_explain.log_buffers = on; set auto_explain.log_timing = off; set auto_explain.log_format = json;
+           begin"""
+    )
+    connection.add_log_listener(hear)
+    try:
+        await connection.execute("set auto_explain.log_min_duration = 0")
+        await call()
+    finally:
+        await connection.execute("reset auto_explain.log_min_duration; rollback")
         # Listeners are called in turns of the loop that come after the answer.
         await asyncio.sleep(0)
-        found = [json.loads(text.partition("plan:\n")[2]) for text in self._heard if "plan:\n" in text]
-        return Seen([Plan(entry["Query Text"], entry["Plan"]) for entry in found])
+        connection.remove_log_listener(hear)
+    found = [json.loads(text.partition("plan:\n")[2]) for text in heard if "plan:\n" in text]
+    return Seen([Plan(entry["Query Text"], entry["Plan"]) for entry in found])

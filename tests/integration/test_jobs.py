@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.resources
 import json
 import re
 import uuid
@@ -29,6 +30,7 @@ from gateway.naming import ID_PREFIXES
 from gateway.outcome import Outcome
 from tests.fakes.job_line import FakeLine, response, vectors
 from tests.fakes.job_world import World, line, own_database, until, world_on
+from tests.integration.plans import seen
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +121,11 @@ async def test_vectors_that_a_dead_process_stored_are_settled(world: World) -> N
     job_id = await world.one(url="/v1/embeddings", body={"model": "ok", "input": "a"})
     dead = new_id()
     (claimed,) = await world.store.claim(dead, 1)
-    await world.store.intend(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
+    await world.store.steps(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
     format_of = formats(PROTOCOLS)["/v1/embeddings"]
     text = format_of.render(vectors(1), format_of.read(claimed.body.encode())).decode()
     answer = Answer(job_id=job_id, claims=claimed.claims, attempt=1, body=text, status=200)
-    await world.store.store_results(dead, [answer])
+    await world.store.steps(dead, [answer])
     await world.runner().recover(dead)
     assert await world.status(job_id) is Status.SUCCEEDED
     ((_, _, settled),) = world.recovery.settled
@@ -137,11 +139,11 @@ async def test_an_answer_that_a_dead_process_stored_is_settled_in_its_own_format
     job_id = await world.one(url=path, body={"model": "ok", **body})
     dead = new_id()
     (claimed,) = await world.store.claim(dead, 1)
-    await world.store.intend(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
+    await world.store.steps(dead, [Intent(job_id=job_id, claims=claimed.claims, attempt=1)])
     format_of = formats(PROTOCOLS)[path]
     text = format_of.render(response(), format_of.read(claimed.body.encode())).decode()
     answer = Answer(job_id=job_id, claims=claimed.claims, attempt=1, body=text, status=200)
-    await world.store.store_results(dead, [answer])
+    await world.store.steps(dead, [answer])
     await world.runner().recover(dead)
     assert await world.status(job_id) is Status.SUCCEEDED
     ((_, _, settled),) = world.recovery.settled
@@ -389,11 +391,11 @@ async def test_racing_writers_end_a_job_exactly_once(world: World) -> None:
 
         async def conclude(decision: End | GiveBack, job_id: uuid.UUID = job_id, claims: int = claims) -> Status | None:
             ending = Ending(job_id=job_id, claims=claims, decision=decision, outcome=None, attempts=0)
-            (after,) = await world.store.conclude(owner, [ending])
+            (after,) = await world.store.steps(owner, [ending])
             return after
 
         answer = Answer(job_id=job_id, claims=claims, attempt=1, body="{}", status=200)
-        await world.store.store_results(owner, [answer])
+        await world.store.steps(owner, [answer])
         results = await asyncio.gather(
             conclude(SUCCEEDED),
             conclude(End(status=Status.FAILED, code="uncertain")),
@@ -414,12 +416,12 @@ async def test_an_earlier_claim_of_the_same_process_can_no_longer_write(world: W
     (first,) = await world.store.claim(owner, 1)
     back = GiveBack(delay_s=0, reason=Wait.QUEUE_FULL, counts=False)
     ending = Ending(job_id=job_id, claims=first.claims, decision=back, outcome=None, attempts=0)
-    assert await world.store.conclude(owner, [ending]) == [Status.QUEUED]
+    assert await world.store.steps(owner, [ending]) == [Status.QUEUED]
     (second,) = await world.store.claim(owner, 1)
     assert second.claims == first.claims + 1
-    assert await world.store.intend(owner, [Intent(job_id=job_id, claims=first.claims, attempt=1)]) == [False]
-    assert await world.store.conclude(owner, [ending]) == [None]
-    assert await world.store.intend(owner, [Intent(job_id=job_id, claims=second.claims, attempt=1)]) == [True]
+    assert await world.store.steps(owner, [Intent(job_id=job_id, claims=first.claims, attempt=1)]) == [None]
+    assert await world.store.steps(owner, [ending]) == [None]
+    assert await world.store.steps(owner, [Intent(job_id=job_id, claims=second.claims, attempt=1)]) == [Status.RUNNING]
 
 
 async def test_a_process_that_lost_its_job_does_not_send_it(world: World) -> None:
@@ -525,7 +527,7 @@ async def test_a_job_that_was_never_sent_goes_back_to_the_queue_and_runs(world: 
 
 async def test_a_job_that_may_have_been_sent_is_never_sent_again_by_itself(world: World) -> None:
     job_id, owner, claims = await died(world)
-    await world.store.intend(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
+    await world.store.steps(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
     runner = world.runner()
     assert await runner.recover(owner) == 1
     row = await world.row(job_id)
@@ -536,7 +538,7 @@ async def test_a_job_that_may_have_been_sent_is_never_sent_again_by_itself(world
 
 async def test_a_job_that_may_have_been_sent_is_sent_again_where_its_caller_allows_it(world: World) -> None:
     job_id, owner, claims = await died(world, resend_uncertain="before_first_byte")
-    await world.store.intend(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
+    await world.store.steps(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
     async with world.runner() as runner:
         await runner.recover(owner)
         (row,) = await world.ended(job_id)
@@ -546,12 +548,12 @@ async def test_a_job_that_may_have_been_sent_is_sent_again_where_its_caller_allo
 
 async def test_a_job_whose_answer_was_stored_is_settled_and_ended_without_another_dispatch(world: World) -> None:
     job_id, owner, claims = await died(world)
-    await world.store.intend(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
+    await world.store.steps(owner, [Intent(job_id=job_id, claims=claims, attempt=1)])
     format_of = formats(PROTOCOLS)["/v1/chat/completions"]
     body = json.dumps(line()["body"]).encode()
     text = format_of.render(response(), format_of.read(body)).decode()
     answer = Answer(job_id=job_id, claims=claims, attempt=1, body=text, status=200)
-    await world.store.store_results(owner, [answer])
+    await world.store.steps(owner, [answer])
     await asyncio.gather(*(world.runner().recover(owner) for _ in range(3)))
     row = await world.row(job_id)
     assert row["status"] == "succeeded"
@@ -742,7 +744,7 @@ async def test_times_are_shown_by_the_clock_however_far_the_stores_time_is_off(w
     owner = new_id()
     for job in await world.store.claim(owner, 10):
         back = GiveBack(delay_s=HOUR / 2, reason=Wait.COOLDOWN, counts=False)
-        await world.store.conclude(
+        await world.store.steps(
             owner, [Ending(job_id=job.job_id, claims=job.claims, decision=back, outcome=None, attempts=0)]
         )
     assert not await world.store.claim(owner, 10)
@@ -803,8 +805,11 @@ async def test_only_ended_jobs_can_be_deleted(world: World) -> None:
 async def test_the_table_refuses_every_transition_that_the_model_does_not_have(world: World) -> None:
     """Each statement that moves a job names the state it leaves, and the table has no row in a state of its own."""
     queued, running = re.compile(r"status = 'queued'"), re.compile(r"status = 'running'.* and job.owner = ")
-    assert all(queued.search(statement) for statement in (statements.CLAIM, statements.EXPIRE))
-    assert all(running.search(statement) for statement in (statements.FINISH, statements.GIVE_BACK))
+    claim, steps = (functions(name) for name in ("30_claim", "40_steps"))
+    assert all(queued.search(statement) for statement in (claim, statements.EXPIRE))
+    moves = steps.split("update content.job")[1:]
+    assert len(moves) == 4
+    assert all(running.search(move) for move in moves)
     assert "status in ('queued', 'running')" in statements.CANCEL
     assert {state for state, _ in TRANSITIONS} == {Status.QUEUED, Status.RUNNING}
     job_id = await world.one()
@@ -840,10 +845,6 @@ async def test_the_hot_statements_read_no_more_rows_than_they_need(world: World)
     page = (world.key_id, low, high)
     known = tuple(await world.pool.fetchrow(statements.TIME, None, None) or ())
     cases: list[tuple[str, tuple[Any, ...]]] = [
-        (statements.CLAIM, (new_id(), 16, [], *known, [])),
-        (statements.CLAIM, (new_id(), 16, [], *known, [new_id()])),
-        (statements.INTEND, (new_id(), some, [1] * 16, [1] * 16)),
-        (statements.STORE_RESULT, (new_id(), some, [1] * 16, [1] * 16, ["{}"] * 16, [200] * 16)),
         (statements.CANCEL_REQUESTS, (new_id(),)),
         (statements.ENDED, (some,)),
         (statements.EXPIRE, (16, 1.0, *known)),
@@ -865,6 +866,40 @@ async def test_the_hot_statements_read_no_more_rows_than_they_need(world: World)
             plan = json.loads(await connection.fetchval(f"explain (analyze, format json) {statement}", *arguments))
             await transaction.rollback()
             assert rows_read(plan[0]["Plan"]) <= 250, (statement, json.dumps(plan, indent=1))
+
+
+async def test_claims_and_steps_read_no_more_rows_than_they_need_however_full_the_table_was_when_they_were_planned(
+    world: World, url: str
+) -> None:
+    some = [uuid.UUID(int=0x01900000_0000_7000_8000_000000000000 + n) for n in range(1001, 1017)]
+    known = await world.pool.fetchrow(statements.TIME, None, None)
+    assert known is not None
+    owner = new_id()
+    ones = [1] * 16
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        (statements.CLAIM, (owner, 16, [], [], *known)),
+        (statements.CLAIM, (owner, 16, ["m1"], [new_id()], *known)),
+        (statements.STEPS, (
+            owner, 1.0, *known, some, ones, ones, some, ones, ones, ["{}"] * 16, [200] * 16,
+            some, ones, ["failed"] * 16, ["x"] * 16, *([[None] * 16] * 3), ones, *([[None] * 16] * 2),
+            some, ones, [0.0] * 16, ones, ones, *([[None] * 16] * 2), ones, ["[]"] * 16,
+        )),
+    ]  # fmt: skip
+    async with open_connection(url, name="plans") as connection:
+        for full in (False, True):
+            if full:
+                await fill(world, 20_000)
+            for statement, arguments in calls:
+                plans = (await seen(connection, partial(connection.fetch, statement, *arguments))).plans
+                of_jobs = [node for plan in plans for node in plan.nodes() if node.get("Relation Name") == "job"]
+                assert of_jobs
+                for plan in plans:
+                    assert rows_read(plan.root) <= 250, plan
+                assert not [node for node in of_jobs if node["Node Type"] == "Seq Scan"], statement
+
+
+def functions(name: str) -> str:
+    return importlib.resources.files("gateway.jobs").joinpath(f"sql/functions/{name}.sql").read_text()
 
 
 def rows_read(node: dict[str, Any]) -> float:
