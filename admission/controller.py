@@ -23,6 +23,7 @@ import structlog
 
 from admission.combiner import Lane
 from admission.contract import AdmissionStore, BreakerEvent, Rejected, StoreUnavailable, TicketRow
+from admission.ids import new_id
 from admission.lease import (
     Demand,
     Ending,
@@ -35,7 +36,6 @@ from admission.lease import (
     Settlement,
     Verdict,
     Waiting,
-    new_id,
 )
 from admission.settings import AdmissionSettings
 

@@ -7,47 +7,13 @@ Admission speaks of slots, numbers and outcomes. It answers for one ticket: it n
 from __future__ import annotations
 
 import enum
-import os
-import time
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
-
-
-class _Random:
-    """Random bits from the kernel, fetched for many at once: asking it is most of what an id costs."""
-
-    _BITS: Final = 74
-    _AT_ONCE: Final = 256
-
-    def __init__(self) -> None:
-        self._left: list[int] = []
-        # A child would give out its parent's.
-        os.register_at_fork(after_in_child=self._left.clear)
-
-    def bits(self) -> int:
-        try:
-            return self._left.pop()
-        except IndexError:
-            fetched = os.urandom(10 * self._AT_ONCE)
-            self._left += [
-                int.from_bytes(fetched[at : at + 10], "big") >> (80 - self._BITS) for at in range(0, len(fetched), 10)
-            ]
-            return self._left.pop()
-
-
-_random: Final = _Random()
-
-
-def new_id() -> uuid.UUID:
-    """A UUID of version 7 (RFC 9562): 48 bits of milliseconds, the rest random, so that new rows lie together."""
-    stamp = time.time_ns() // 1_000_000
-    random = _random.bits()
-    return uuid.UUID(int=stamp << 80 | 0x7 << 76 | random >> 62 << 64 | 0b10 << 62 | random & 0x3FFF_FFFF_FFFF_FFFF)
 
 
 class Class(enum.IntEnum):

@@ -19,7 +19,8 @@ from adapters.contract import Adapter, CountResponse, EmbeddingResponse, Way
 from adapters.errors import Broken, ProviderError, Rejected, RequestNotExpressible
 from admission.contract import StoreUnavailable
 from admission.controller import Controller
-from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, Waiting, new_id
+from admission.ids import new_id
+from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, Waiting
 from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.attempt import Asking, Attempt, Attempts, Late, Receipt, intent
 from gateway.billing import Billing

@@ -22,7 +22,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.database import StoreUnavailable, store_errors
 from gateway.errors import Code, GatewayError, NotFound
 from gateway.jobs.batch_store import BatchStore, BatchView, LineFault, Moved, NewBatch, Output, Over, Taken, Usage

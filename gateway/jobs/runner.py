@@ -24,7 +24,8 @@ import structlog
 from adapters.errors import MalformedRequest, ProviderError
 from admission.combiner import Lane
 from admission.contract import Rejected
-from admission.lease import Waiting, new_id
+from admission.ids import new_id
+from admission.lease import Waiting
 from gateway.answer import EmbeddingLine, Line
 from gateway.call import Call, Caller, Completion, Embedded, Options, Scope
 from gateway.database import StoreUnavailable

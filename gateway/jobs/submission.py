@@ -17,7 +17,8 @@ import msgspec
 
 from adapters.body import refuse_flood
 from adapters.errors import MalformedRequest
-from admission.lease import Class, new_id
+from admission.ids import new_id
+from admission.lease import Class
 from gateway.call import Options
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound, not_json
 from gateway.jobs.formats import RESPONSES, Formats

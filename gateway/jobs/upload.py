@@ -12,7 +12,7 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator, Iterable
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.database import StoreUnavailable, store_errors
 from gateway.errors import Code, Conflict, GatewayError, InvalidRequest
 from gateway.jobs.batch_store import BatchStore, FileView

@@ -31,7 +31,7 @@ import asyncpg
 import msgspec
 import structlog
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.call import Caller, Scope
 from gateway.database import Pool, StoreUnavailable
 from gateway.errors import (

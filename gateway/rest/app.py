@@ -21,7 +21,7 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from typing_extensions import override
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest, NotFound, ShuttingDown, Unauthenticated
 from gateway.rest import openapi, paths
 from gateway.rest.apis import Api, error_headers, spoken

@@ -18,7 +18,8 @@ import grpc.aio
 import structlog
 from typing_extensions import override
 
-from admission.lease import Waiting, new_id
+from admission.ids import new_id
+from admission.lease import Waiting
 from gateway.answer import Ended, Line, Silent
 from gateway.call import Call, Caller, Scope
 from gateway.errors import Cancelled, GatewayError, Internal, InvalidRequest, PermissionDenied, Unauthenticated

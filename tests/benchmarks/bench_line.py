@@ -31,7 +31,8 @@ from adapters.contract import Batch, UpstreamCall
 from adapters.protocols import PROTOCOLS
 from admission.contract import AdmissionStore, SettledRow, TicketRow
 from admission.controller import Controller
-from admission.lease import Demand, Settlement, new_id
+from admission.ids import new_id
+from admission.lease import Demand, Settlement
 from admission.memory import MemoryStore
 from gateway import config, logs, pricing
 from gateway.billing import Billing

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from admission.contract import AdmissionStore, Rejected, TicketRow
-from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
 from admission.memory import MemoryDatabase, MemoryStore
 from admission.settings import AdmissionSettings, GroupSettings, KeyLimits, ModelLimits
 from admission.state import LimitKey, LimitSession

@@ -18,7 +18,8 @@ import msgspec
 import structlog
 
 from admission.controller import Controller
-from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from admission.store import Store
 from tests.differential.schedule import CREDENTIALS, KEYS, MODELS

@@ -13,7 +13,8 @@ import httpx
 import msgspec
 
 from adapters.protocols import PROTOCOLS
-from admission.lease import Waiting, new_id
+from admission.ids import new_id
+from admission.lease import Waiting
 from gateway import database
 from gateway.call import Caller, Scope
 from gateway.errors import ModelNotFound, Unauthenticated

@@ -16,7 +16,8 @@ from adapters.client import Upstream
 from adapters.contract import EmbeddingResponse
 from adapters.protocols import PROTOCOLS
 from admission.controller import Controller
-from admission.lease import Waiting, new_id
+from admission.ids import new_id
+from admission.lease import Waiting
 from admission.store import Store
 from gateway import config
 from gateway.answer import Ended

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import asyncpg
 
 from admission.contract import StoreUnavailable
-from admission.lease import new_id
+from admission.ids import new_id
 from admission.store import Store
 from tests.conformance.test_admission_stores import GROUP, Process, configured, uncertain
 from tests.fakes.postgres_proxy import CUT, Action, Rule, postgres_proxy

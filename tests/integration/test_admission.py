@@ -15,18 +15,8 @@ import msgspec
 import pytest
 
 from admission.controller import Controller
-from admission.lease import (
-    Class,
-    Demand,
-    Ending,
-    Lease,
-    Refusal,
-    RefusalReason,
-    Settlement,
-    Verdict,
-    Waiting,
-    new_id,
-)
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict, Waiting
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.jobs import batch_store as statements
 from gateway.jobs.batch_store import NewBatch
 from gateway.jobs.submission import new_submission_id

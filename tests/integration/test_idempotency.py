@@ -31,7 +31,7 @@ from adapters.chat import (
 )
 from adapters.contract import EmbeddingRequest, EmbeddingResponse
 from adapters.protocols import PROTOCOLS
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway import database
 from gateway.answer import SILENT, Ended, Item, Observer
 from gateway.call import Call, Caller, Embedded, Options, Scope, size_of_embedding

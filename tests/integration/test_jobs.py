@@ -19,7 +19,7 @@ import pytest
 
 from adapters.chat import ChatResponse
 from adapters.protocols import PROTOCOLS
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.call import Scope
 from gateway.database import open_connection
 from gateway.jobs import store as statements

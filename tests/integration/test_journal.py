@@ -20,7 +20,8 @@ from typing_extensions import override
 
 from admission.contract import SettledRow, StoreUnavailable
 from admission.controller import Controller
-from admission.lease import Class, Demand, Ending, Lease, Refusal, Settled, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Lease, Refusal, Settled, Settlement, Verdict
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from gateway import database

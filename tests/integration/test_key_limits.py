@@ -14,7 +14,8 @@ import asyncpg
 import msgspec
 import pytest
 
-from admission.lease import Class, Demand, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from gateway import database

@@ -16,7 +16,8 @@ import asyncpg
 import msgspec
 import pytest
 
-from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Fence, Lease, Settlement, Verdict
 from admission.settings import AdmissionSettings, GroupSettings, ModelLimits
 from admission.store import Store
 from tests.integration.plans import Seen, Watched, faults

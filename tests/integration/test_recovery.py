@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from adapters.chat import ChatResponse, Choice, StopReason
-from admission.lease import Class, Demand, Lease, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Lease
 from admission.store import Store
 from gateway import config, database
 from gateway.attempt import Asking, intent

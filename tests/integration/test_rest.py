@@ -21,7 +21,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from structlog.testing import capture_logs
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway import database
 from gateway.call import Caller, Scope
 from gateway.database import StoreUnavailable

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 import structlog
 
-from admission.lease import Class, Demand, Ending, Lease, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Lease, Settlement, Verdict
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from gateway.upkeep import Upkeep

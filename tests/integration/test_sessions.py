@@ -10,7 +10,8 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from admission.lease import Class, Demand, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import Store
 from tests.fakes.whole_line import KEY

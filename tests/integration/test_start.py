@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway import config, database
 from gateway.app import open_gateway
 from gateway.liveness import DIRECTORY

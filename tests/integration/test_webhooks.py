@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.jobs.settings import WebhookSettings
 from gateway.jobs.webhooks import Webhooks, signed
 from tests.fakes.job_world import FAST, World, client_of, line, ndjson, own_database, until, world_on

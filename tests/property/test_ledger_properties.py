@@ -33,7 +33,8 @@ from hypothesis.stateful import (
 )
 
 from admission.contract import StoreUnavailable, TicketRow
-from admission.lease import Ending, Settlement, new_id
+from admission.ids import new_id
+from admission.lease import Ending, Settlement
 from admission.store import Store
 from gateway.settling import Kept, keep, restore
 from tests.conformance.test_admission_stores import GROUP, Process, configured, ended, wanted

@@ -23,7 +23,8 @@ import msgspec
 import structlog
 
 from admission.controller import Controller
-from admission.lease import Class, Demand, Ending, Lease, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Lease, Settlement, Verdict
 from admission.settings import AdmissionSettings
 from admission.store import Store
 from metering.ledger import Intent, Record

@@ -14,7 +14,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from admission.controller import Controller
-from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict, new_id
+from admission.ids import new_id
+from admission.lease import Class, Demand, Ending, Lease, Refusal, RefusalReason, Settlement, Verdict
 from admission.memory import Fault, MemoryDatabase, MemoryStore
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.state import Configure

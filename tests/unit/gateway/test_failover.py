@@ -13,7 +13,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from adapters.chat import ChatRequest, Message, Role, Text
 from adapters.contract import Endpoint
-from admission.lease import KeyLimit, Refusal, RefusalReason, new_id
+from admission.ids import new_id
+from admission.lease import KeyLimit, Refusal, RefusalReason
 from gateway.call import Call, Caller, Options
 from gateway.errors import AdmissionRefused, Code, GatewayError
 from gateway.failover import Run

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.chat import ChatRequest, Message, Role, Text
 from adapters.contract import Clocks, Endpoint
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.call import Call, Caller, Options
 from gateway.errors import Code, ModelNotFound, NoRoute
 from gateway.provider import Confirms, OnCancel, Provider

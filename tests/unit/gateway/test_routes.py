@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.chat import Audio, ChatRequest, Document, Image, Message, Reasoning, ResponseFormat, Role, Text, Tool
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway import config
 from gateway.billing import Billing
 from gateway.call import Call, Caller, Options, Order, Resend, Unsupported

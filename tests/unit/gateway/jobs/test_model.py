@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from admission.lease import new_id
+from admission.ids import new_id
 from gateway.call import Options, Resend
 from gateway.errors import (
     AdmissionRefused,

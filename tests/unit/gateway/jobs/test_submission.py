@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from adapters.protocols import PROTOCOLS
-from admission.lease import Class, new_id
+from admission.ids import new_id
+from admission.lease import Class
 from gateway.call import Options, Resend
 from gateway.errors import Code, GatewayError, InvalidRequest, ModelNotFound
 from gateway.jobs.destinations import Destinations
