@@ -6,6 +6,9 @@ import msgspec
 
 from adapters.chat import ChatRequest
 
+_text = msgspec.json.Decoder(str | None)
+_flag = msgspec.json.Decoder(bool | None)
+
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """What a request says of how it wants to be served, not of the chat."""
@@ -20,6 +23,6 @@ def envelope(request: ChatRequest) -> Envelope:
     """Of a request that the protocol's `parse_request` gave, with the fields of most: `model` and `stream`."""
     fields = request.native.fields if request.native is not None else {}
     return Envelope(
-        model=msgspec.json.decode(fields["model"], type=str | None) if "model" in fields else None,
-        stream=msgspec.json.decode(fields["stream"], type=bool | None) is True if "stream" in fields else False,
+        model=_text.decode(fields["model"]) if "model" in fields else None,
+        stream=_flag.decode(fields["stream"]) is True if "stream" in fields else False,
     )

@@ -153,6 +153,8 @@ def _needs(chat: ChatRequest) -> Iterator[Capability]:
 
 def lacking(chat: ChatRequest, cannot: frozenset[Capability]) -> tuple[ChatRequest, tuple[str, ...]]:
     """The request without the parameters that ask for what `cannot` be, and their names."""
+    if not cannot & DROPPABLE:
+        return chat, ()
     names = [
         name
         for capability in sorted(needs_of(chat) & cannot & DROPPABLE)

@@ -102,28 +102,32 @@ def read_usage(wire: UsageOut | None) -> tuple[Usage, str | None]:
     """Usage, and the cost in USD where the provider tells it there. A figure that is no count is no figure."""
     if wire is None:
         return NOTHING, None
-    prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
     total_in, total_out = count(wire.prompt_tokens), count(wire.completion_tokens)
+    prompt, completion = wire.prompt_tokens_details, wire.completion_tokens_details
     cached = prompt.cached_tokens if prompt and prompt.cached_tokens is not None else wire.prompt_cache_hit_tokens
-    usage = Usage(
-        input_total=total_in,
-        # More cached than sent, or more thought than said, was seen at Azure and OpenRouter: a part is never more than
-        # its whole.
-        cache_read=_part_of(cached if cached is not None else wire.cached_tokens, total_in),
-        cache_write_5m=_part_of(prompt.cache_write_tokens if prompt else None, total_in),
-        output_total=total_out,
-        reasoning=_part_of(completion.reasoning_tokens if completion else None, total_out),
-        input_image=_part_of(prompt.image_tokens if prompt else None, total_in),
-        input_audio=_part_of(prompt.audio_tokens if prompt else None, total_in),
-        input_video=_part_of(prompt.video_tokens if prompt else None, total_in),
-        output_image=_part_of(completion.image_tokens if completion else None, total_out),
-        output_audio=_part_of(completion.audio_tokens if completion else None, total_out),
-        units=_units(wire),
-    )
+    # More cached than sent, or more thought than said, was seen at Azure and OpenRouter: a part is never more than its
+    # whole.
+    parts: dict[str, int | None] = {"cache_read": cached if cached is not None else wire.cached_tokens}
+    if prompt:
+        parts["cache_write_5m"] = prompt.cache_write_tokens
+        parts["input_image"] = prompt.image_tokens
+        parts["input_audio"] = prompt.audio_tokens
+        parts["input_video"] = prompt.video_tokens
+    told = {name: _part_of(part, total_in) for name, part in parts.items() if part is not None}
+    if completion:
+        parts = {
+            "reasoning": completion.reasoning_tokens,
+            "output_image": completion.image_tokens,
+            "output_audio": completion.audio_tokens,
+        }
+        told |= {name: _part_of(part, total_out) for name, part in parts.items() if part is not None}
+    usage = Usage(input_total=total_in, output_total=total_out, units=_units(wire), **told)
     return usage, read_cost(wire.cost)
 
 
 def _units(wire: UsageOut) -> dict[str, int] | None:
+    if wire.num_search_queries is None and wire.num_sources_used is None:
+        return None
     told = {"web_search": count(wire.num_search_queries), "search_source": count(wire.num_sources_used)}
     return {kind: number for kind, number in told.items() if number} or None
 
@@ -409,33 +413,55 @@ def _choice(choice: ChoiceOut, response_id: str | None, headers: Mapping[str, st
     if native is None:
         raise Broken("a choice of the answer has no finish reason", code="no_terminal")
     content = choice.message or Content()
-    pieces = list(pieces_of(content, omitted))
+    text = text_alone(content)
+    pieces = list(pieces_of(content, omitted)) if text is None else []
+    told = all_calls(content) if content.tool_calls or content.function_call else ()
     for reason in (native, choice.native_finish_reason):
         if reason is not None and failures.is_failed_finish(reason):
             rejected = failures.from_finish_reason(reason, headers=headers)
-            rejected.after_content = bool(pieces or all_calls(content) or content.refusal)
+            rejected.after_content = bool(pieces or text or told or content.refusal)
             raise rejected
-    calls = tuple(
-        ToolCall(
-            id=call.id or made_id(response_id or "", choice.index, number),
-            name=name or "",
-            arguments=arguments,
-            signature=signed,
+    calls = (
+        tuple(
+            ToolCall(
+                id=call.id or made_id(response_id or "", choice.index, number),
+                name=name or "",
+                arguments=arguments,
+                signature=signed,
+            )
+            for number, call in enumerate(told)
+            for name, arguments, signed in (call_parts(call, omitted),)
         )
-        for number, call in enumerate(all_calls(content))
-        for name, arguments, signed in (call_parts(call, omitted),)
+        if told
+        else ()
     )
     return Choice(
         index=choice.index,
-        text="".join(piece for piece in pieces if isinstance(piece, str)),
+        text="".join(piece for piece in pieces if isinstance(piece, str)) if text is None else text,
         refusal=content.refusal or "",
-        reasoning=joined(piece for piece in pieces if isinstance(piece, Thought)),
+        reasoning=joined(piece for piece in pieces if isinstance(piece, Thought)) if pieces else (),
         tool_calls=calls,
-        images=tuple(piece for piece in pieces if isinstance(piece, Image)),
+        images=tuple(piece for piece in pieces if isinstance(piece, Image)) if pieces else (),
         logprobs=None if choice.logprobs is None else read_logprobs(choice.logprobs, omitted),
         stop_reason=stop_reason(native, refused=bool(content.refusal), called=bool(calls)),
         native_stop_reason=native,
     )
+
+
+def text_alone(content: Content) -> str | None:
+    """Its text, where there is nothing beside it but calls and a refusal, as nearly everywhere; None elsewhere."""
+    text = content.content
+    if type(text) is not str or (
+        content.reasoning_content
+        or content.reasoning
+        or content.reasoning_details
+        or content.images
+        or content.annotations
+        or content.audio
+        or content.executed_tools
+    ):
+        return None
+    return text
 
 
 def joined(pieces: Iterable[Thought]) -> tuple[Reasoning, ...]:

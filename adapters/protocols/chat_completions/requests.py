@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from adapters import signatures
-from adapters.body import data_url, from_base64, given, read_fields, to_data_url, typed
+from adapters.body import data_url, from_base64, given, read_object, says_something, to_data_url, typed
 from adapters.chat import (
     Audio,
     ChatRequest,
@@ -44,6 +44,9 @@ from adapters.sending import Sending
 
 _PATH = "/chat/completions"
 
+#: Whose messages may be nothing but a text.
+_SPEAKERS: Mapping[str, Role] = {str(role): role for role in Role if role is not Role.TOOL}
+
 #: Top-level fields that are ours to write.
 _ENVELOPE = frozenset({"model", "stream", "stream_options"})
 #: Top-level fields that the canonical form carries.
@@ -57,7 +60,6 @@ _READ = {
 }
 #: Of a budget that we make of an effort: OpenRouter takes no less for the models it asks in tokens.
 _LEAST_BUDGET = 1024
-_NOTHING = frozenset({b"null", b"[]", b"{}", b"false", b'""'})
 _PATH_CHARACTERS = 96
 
 #: Top-level fields that ask for reasoning, at any provider.
@@ -90,15 +92,19 @@ WORDS: Words = {
     "tool_call_id": ("tool_call_id", "name"),
 }
 
-_items = msgspec.json.Decoder(tuple[dict[str, msgspec.Raw], ...] | None)
+_options = msgspec.json.Decoder(schema.StreamOptions | None)
 
 
 def envelope(request: ChatRequest) -> Envelope:
     """Of a request that `parse_request` gave. Usage is told in a stream where that is asked."""
     options = request.native.fields.get("stream_options") if request.native is not None else None
-    streamed = msgspec.json.decode(options, type=schema.StreamOptions | None) if options is not None else None
-    asked = streamed is not None and streamed.include_usage is True
-    return msgspec.structs.replace(envelope_of(request), include_usage=asked)
+    streamed = _options.decode(options) if options is not None else None
+    asked = envelope_of(request)
+    return Envelope(
+        model=asked.model,
+        stream=asked.stream,
+        include_usage=streamed is not None and streamed.include_usage is True,
+    )
 
 
 # ------------------------------------------------------------------- reading
@@ -106,11 +112,11 @@ def envelope(request: ChatRequest) -> Envelope:
 
 def parse_request(body: bytes) -> ChatRequest:
     """Raises `MalformedRequest`, which names the field and repeats none of its content."""
-    fields = read_fields(body)
+    fields, content = read_object(body)
     wire = typed(body, schema.RequestIn, "")
     unmapped = [name for name in fields if name not in _MAPPED]
-    _note_unread(fields, unmapped)
-    if "modalities" in fields and msgspec.json.decode(fields["modalities"]) == ["text"]:
+    _note_unread(content, unmapped)
+    if content.get("modalities") == ["text"]:
         # What every model answers in, where nothing else is asked for.
         unmapped.remove("modalities")
     if wire.safety_identifier and wire.user and wire.user != wire.safety_identifier:
@@ -153,16 +159,16 @@ def parse_request(body: bytes) -> ChatRequest:
     )
 
 
-def _note_unread(fields: dict[str, msgspec.Raw], unmapped: list[str]) -> None:
+def _note_unread(content: Mapping[str, Any], unmapped: list[str]) -> None:
     """Names what messages and tools hold that is read by nobody here: another protocol would lose it in silence."""
     for name, known in _READ.items():
-        items = _items.decode(fields[name]) if name in fields else None
-        for i, item in enumerate(items or ()):
-            unmapped.extend(
-                f"{name}[{i}].{key}"[:_PATH_CHARACTERS]
-                for key in sorted(item.keys() - known)
-                if bytes(item[key]) not in _NOTHING
-            )
+        for i, item in enumerate(content.get(name) or ()):
+            if not known.issuperset(item):
+                unmapped.extend(
+                    f"{name}[{i}].{key}"[:_PATH_CHARACTERS]
+                    for key in sorted(item.keys() - known)
+                    if says_something(item[key])
+                )
 
 
 def _reasoning_wanted(wire: schema.RequestIn, unmapped: list[str]) -> tuple[str | None, int | None]:
@@ -185,6 +191,11 @@ def _reasoning_wanted(wire: schema.RequestIn, unmapped: list[str]) -> tuple[str 
 
 
 def _message(wire: schema.MessageIn, path: str, unmapped: list[str], spots: list[Spot]) -> Message:
+    role, text = _SPEAKERS.get(wire.role), wire.content
+    if role is not None and type(text) is str and wire == schema.MessageIn(role=wire.role, content=text):
+        # What nearly every message is: all that it has is its text.
+        spots.append(Spot(path))
+        return Message(role=role, content=(Text(text=text),) if text else ())
     thoughts = _thoughts(wire, path, unmapped)
     calls = []
     called: list[str] = []
@@ -405,15 +416,15 @@ def _native_fields(request: ChatRequest, native: NativeRequest, sending: Sending
         del fields["reasoning_effort"]
         _ask_for_reasoning(fields, request.reasoning_effort, None, sending)
     without_cache = "messages.cache" in endpoint.omit and _has_cache(request)
+    thought = [message for message in request.messages if message.reasoning or message.tool_calls]
     without_reasoning = "messages.reasoning" in endpoint.omit and any(
-        message.reasoning or any(call.signature is not None for call in message.tool_calls)
-        for message in request.messages
+        message.reasoning or any(call.signature is not None for call in message.tool_calls) for message in thought
     )
     # A signature of a call that its own provider told has no mark.
     if not without_reasoning and any(
         any(signatures.is_foreign(NAME, block.signature) for block in message.reasoning)
         or any(call.signature is not None for call in message.tool_calls)
-        for message in request.messages
+        for message in thought
     ):
         fields["messages"] = _unsigned(msgspec.json.decode(fields["messages"]), sending)
     if without_cache or without_reasoning:

@@ -218,17 +218,8 @@ class ChatStream(ProvenStream):
         choice.finish = wire.finish_reason
 
     def _take_content(self, index: int, choice: _Choice, content: Content, events: list[Event]) -> None:
-        text = content.content
-        if type(text) is str and not (
-            content.reasoning_content
-            or content.reasoning
-            or content.reasoning_details
-            or content.images
-            or content.annotations
-            or content.audio
-            or content.executed_tools
-        ):
-            # What nearly every chunk is.
+        text = answers.text_alone(content)
+        if text is not None:
             if text:
                 choice.said = True
                 self._saying = index
