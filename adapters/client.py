@@ -1,5 +1,5 @@
 """
-The one place with a socket to a provider: sends what a protocol rendered, feeds its parser what comes back.
+The one place that sends to a provider: what a protocol rendered goes out, and what comes back is fed to its parser.
 
 It keeps three facts straight that a plain HTTP client does not. Whether a request can have reached the provider: only
 where no byte of it was written is a failure `NotSent`; every other one is uncertain. Whether an answer ended: by the
@@ -11,18 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextvars import ContextVar
 from importlib.metadata import version
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
-import aiohttp
 import msgspec
-from aiohttp.client_reqrep import ClientRequest
-from aiohttp.connector import Connection
-from aiohttp.tracing import Trace
-from typing_extensions import override
 
 from adapters.chat import ChatResponse, Choice, ChoiceEnd, Event, Finished, Native, StopReason, UsageReport
 from adapters.contract import (
@@ -40,6 +35,10 @@ from adapters.contract import (
     WireProtocol,
 )
 from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
+from adapters.http.clock import Clock
+from adapters.http.connection import Answer
+from adapters.http.pool import Pool
+from adapters.http.request import head
 from adapters.limits import Remaining, remaining
 from adapters.protocols import PROTOCOLS
 from adapters.relay import RelayedStream
@@ -50,9 +49,8 @@ from metering.usage import NOTHING, Usage
 #: the connection be used again.
 _TRAIL_S = 0.25
 _TRAIL_BYTES = 64 * 1024
-#: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
-_KEEP_ALIVE_S = 15.0
-_READ_BUFFER_BYTES = 64 * 1024
+#: So many heads of requests are kept ready: an endpoint has one for each of its paths, and these may name a model.
+_HEADS = 512
 _WHITE = b" \t\r\n\xef\xbb\xbf"
 #: As `MAX_VALUES`, with room for the numbers of 2,048 embeddings.
 _MAX_NUMBERS = 8_000_000
@@ -61,66 +59,30 @@ _MAX_NUMBERS = 8_000_000
 _A = TypeVar("_A", ChatResponse, Finished, EmbeddingResponse, CountResponse)
 
 
-class _Dispatch:
-    """One request on its way. Before `connected`, no byte of it can have been written."""
-
-    __slots__ = ("connected",)
-
-    def __init__(self) -> None:
-        self.connected = False
-
-
-_current: ContextVar[_Dispatch] = ContextVar("tollbridge_dispatch")
-
-
-class _Connector(aiohttp.TCPConnector):
-    """
-    Tells the dispatch when it has a connection: aiohttp writes the head of a request only after `connect` returns,
-    and only then could any of it have left.
-    """
-
-    @override
-    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        dispatch = _current.get(None)
-        if dispatch is not None:
-            dispatch.connected = True
-        return connection
-
-
 class Upstream:
     """
     The adapter for every protocol in `protocols`, over one pool of connections. An async context manager.
 
-    A POST is never sent twice by the library: aiohttp repeats a request on a stale kept-alive connection for idempotent
-    methods only. Such a connection's end is therefore seen here, and is uncertain: what the socket took before the
-    close may have been read.
+    No request is ever sent twice. A kept connection that the provider closes upon a request is uncertain: what the
+    socket took before the close may have been read.
     """
 
     def __init__(self, protocols: Mapping[str, WireProtocol] = PROTOCOLS) -> None:
         self._protocols = protocols
-        self._session: aiohttp.ClientSession | None = None
+        self._pool: Pool | None = None
+        self._head = functools.lru_cache(_HEADS)(head)
+        self._agent = ("user-agent", f"tollbridge/{version('tollbridge')}")
 
     async def __aenter__(self) -> Self:
-        self._session = aiohttp.ClientSession(
-            # Admission counts calls; the pool must not do it again.
-            connector=_Connector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers={"user-agent": f"tollbridge/{version('tollbridge')}"},
-            # Every clock is ours, but the one for connecting, which only aiohttp can tell apart from the rest.
-            timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_read=None, sock_connect=None),
-            read_bufsize=_READ_BUFFER_BYTES,
-            trust_env=False,
-            raise_for_status=False,
-        )
+        self._pool = Pool()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
 
     def render(self, call: UpstreamCall | EmbeddingCall, way: Way) -> HttpRequest:
         """
@@ -180,26 +142,26 @@ class Upstream:
         max_values: int = MAX_VALUES,
     ) -> _A:
         """Sends, and gives what `parse` makes of the whole answer."""
-        clock = _Clock(call.deadline)
-        response = await self._send(
+        clock = Clock(call.deadline)
+        answer = await self._send(
             call.endpoint, "POST", request.path, request.headers, request.body, clock, encoding="gzip, deflate"
         )
-        left = remaining(response.headers, clock.now())
-        body = _Body(response, call.endpoint, clock)
+        left = remaining(answer.headers, clock.now())
+        body = _Body(answer, call.endpoint)
         said: bytes | None = None
         try:
             said = await body.whole(max_values)
             with _shallow:
-                answer = parse(response.status, response.headers, said)
+                read = parse(answer.status, answer.headers, said)
         except ProviderError as error:
             error.remaining = left
             if isinstance(error, Broken):
-                error.answered = body.begun and 200 <= response.status < 300 and not (body.framed and _is_page(said))
+                error.answered = body.begun and 200 <= answer.status < 300 and not (body.framed and _is_page(said))
             raise
         finally:
-            response.close()
+            answer.close()
         told = _Told(remaining=left, dropped=request.dropped, silent_limit=request.silent_limit)
-        return _completed(_cut_told(answer, told), told)
+        return _completed(_cut_told(read, told), told)
 
     @contextlib.asynccontextmanager
     async def stream(self, call: UpstreamCall) -> AsyncIterator[AsyncIterator[Batch]]:
@@ -208,8 +170,8 @@ class Upstream:
         request = call.rendered or self.render(call, "stream")
         native = call.request.native
         clocks = call.endpoint.clocks
-        clock = _Clock(call.deadline, clocks.first_byte_s, "first_byte_timeout")
-        response = await self._send(
+        clock = Clock(call.deadline, clocks.first_byte_s, "first_byte_timeout")
+        answer = await self._send(
             # Compression would only hold events back.
             call.endpoint,
             "POST",
@@ -219,22 +181,22 @@ class Upstream:
             clock,
             encoding="identity",
         )
-        left = remaining(response.headers, clock.now())
         try:
-            body = _Body(response, call.endpoint, clock)
-            if not 200 <= response.status < 300:
+            left = remaining(answer.headers, clock.now())
+            body = _Body(answer, call.endpoint)
+            if not 200 <= answer.status < 300:
                 said = await body.whole()
                 with _shallow:
-                    error = protocol.parse_error(response.status, response.headers, said)
+                    error = protocol.parse_error(answer.status, answer.headers, said)
                 error.remaining = left
                 raise error
-            parser = protocol.new_parser(call.endpoint, response.headers)
+            parser = protocol.new_parser(call.endpoint, answer.headers)
             if call.relay and native is not None and native.protocol == call.endpoint.protocol:
                 parser = RelayedStream(parser)
             told = _Told(remaining=left, dropped=request.dropped, silent_limit=request.silent_limit)
             yield _Batches(parser, body, clock, clocks.gap_s, told)
         finally:
-            response.close()
+            answer.close()
 
     async def health_check(self, endpoint: Endpoint) -> bool:
         """
@@ -242,20 +204,20 @@ class Upstream:
         up, and no more was tried. Raises `Broken` for an answer that is no JSON.
         """
         clocks = endpoint.clocks
-        clock = _Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
+        clock = Clock(asyncio.get_running_loop().time() + clocks.connect_s + clocks.first_byte_s)
         accept = {"accept": "application/json"}
         path = endpoint.check_path or self._protocols[endpoint.protocol].models_path
-        response = await self._send(endpoint, "GET", path, accept, None, clock, encoding="gzip, deflate")
+        answer = await self._send(endpoint, "GET", path, accept, None, clock, encoding="gzip, deflate")
         try:
-            body = await _Body(response, endpoint, clock).whole()
+            body = await _Body(answer, endpoint).whole()
         finally:
-            response.close()
-        if response.status in {404, 405}:
+            answer.close()
+        if answer.status in {404, 405}:
             return False
-        if not 200 <= response.status < 300:
-            raise self._protocols[endpoint.protocol].parse_error(response.status, response.headers, body)
+        if not 200 <= answer.status < 300:
+            raise self._protocols[endpoint.protocol].parse_error(answer.status, answer.headers, body)
         if body.lstrip(_WHITE)[:1] not in {b"{", b"["}:
-            raise Broken("what came is no list of models: it is not JSON", code="malformed", status=response.status)
+            raise Broken("what came is no list of models: it is not JSON", code="malformed", status=answer.status)
         return True
 
     async def _send(
@@ -265,133 +227,39 @@ class Upstream:
         path: str,
         headers: Mapping[str, str],
         body: bytes | None,
-        clock: _Clock,
+        clock: Clock,
         *,
         encoding: str,
-    ) -> aiohttp.ClientResponse:
-        if self._session is None:
+    ) -> Answer:
+        """Sends, and waits for the head of the answer. Raises `NotSent` and `Broken`."""
+        pool = self._pool
+        if pool is None:
             raise RuntimeError("an Upstream is used inside its own `async with`")
-        dispatch = _Dispatch()
-        token = _current.set(dispatch)
+        fields = (self._agent, ("accept-encoding", encoding), *headers.items(), *endpoint.headers.items())
+        origin, start = self._head(method, endpoint.base_url, path, fields)
+        connection = pool.free(origin) or await pool.connect(origin, clock, endpoint.clocks.connect_s)
+        now = clock.now()
+        until, code = clock.until(now)
+        if until <= now:
+            pool.freed(connection)
+            raise NotSent("no connection in time", code="deadline" if code == "deadline" else "connect_timeout")
+        answer = connection.send(start, body, clock)
         try:
-            async with clock.running():
-                return await self._session.request(
-                    method,
-                    endpoint.base_url.rstrip("/") + path,
-                    data=body,
-                    headers={"accept-encoding": encoding, **headers, **endpoint.headers},
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None, connect=endpoint.clocks.connect_s),
-                )
-        except _ClockRanOut as out:
-            if not dispatch.connected:
-                code = "deadline" if out.code == "deadline" else "connect_timeout"
-                raise NotSent("no connection in time", code=code) from out
-            raise Broken(_RAN_OUT[out.code], code=out.code) from out
-        except (aiohttp.ClientError, OSError) as error:
-            if not dispatch.connected:
-                raise NotSent("no connection to the provider", code=_connect_code(error)) from error
-            _broken(error)
-        finally:
-            _current.reset(token)
-
-
-class _ClockRanOut(Exception):
-    """One of ours did; `code` says which."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-_RAN_OUT = {
-    "deadline": "the deadline passed before the answer was complete",
-    "first_byte_timeout": "no content came in time",
-    "gap_timeout": "the answer paused for too long",
-}
-
-
-class _Clock:
-    """
-    The deadline, and one budget of seconds that is spent only inside `running`: what happens between two of them is
-    the caller's own time.
-    """
-
-    __slots__ = ("_code", "_deadline", "_left", "_loop")
-
-    def __init__(self, deadline: float, budget_s: float | None = None, code: str = "deadline") -> None:
-        self._loop = asyncio.get_running_loop()
-        self._deadline = deadline
-        self._left = budget_s
-        self._code = code
-
-    def restart(self, budget_s: float, code: str) -> None:
-        self._left = budget_s
-        self._code = code
-
-    def running(self) -> _Running:
-        """Raises `_ClockRanOut` with the code of the clock that did, also before anything is awaited."""
-        return _Running(self)
-
-    @property
-    def until(self) -> tuple[float, str]:
-        """When the first of the clocks runs out, if it runs from now on, and which it is."""
-        if self._left is not None:
-            end = self._loop.time() + self._left
-            if end < self._deadline:
-                return end, self._code
-        return self._deadline, "deadline"
-
-    def spend(self, seconds: float) -> None:
-        if self._left is not None:
-            self._left -= seconds
-
-    def now(self) -> float:
-        return self._loop.time()
-
-
-class _Running:
-    """One wait for the provider, on the clock. A class, since there is one for nearly every read."""
-
-    __slots__ = ("_clock", "_code", "_start", "_timeout", "_until")
-
-    def __init__(self, clock: _Clock) -> None:
-        self._clock = clock
-
-    async def __aenter__(self) -> None:
-        self._start = self._clock.now()
-        self._until, self._code = self._clock.until
-        if self._start >= self._until:
-            raise _ClockRanOut(self._code)
-        self._timeout = asyncio.timeout_at(self._until)
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._clock.spend(self._clock.now() - self._start)
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as out:
-            raise _ClockRanOut(self._code) from out
+            await answer.head()
+        except BaseException:
+            answer.close()
+            raise
+        return answer
 
 
 class _Body:
-    """The decoded body of one response, bounded, with its end told apart from a closed connection."""
+    """The decoded body of one answer, bounded."""
 
-    __slots__ = ("_clock", "_content", "_left", "_most", "_response")
+    __slots__ = ("_answer", "_left", "_most")
 
-    def __init__(self, response: aiohttp.ClientResponse, endpoint: Endpoint, clock: _Clock) -> None:
-        self._response = response
-        self._content = response.content
-        self._clock = clock
+    def __init__(self, answer: Answer, endpoint: Endpoint) -> None:
+        self._answer = answer
         self._left = self._most = endpoint.max_response_bytes
-
-    @property
-    def framed(self) -> bool:
-        """Its end can be told from a connection that closed early."""
-        headers = self._response.headers
-        return "content-length" in headers or "chunked" in headers.get("transfer-encoding", "").lower()
 
     @property
     def begun(self) -> bool:
@@ -399,50 +267,38 @@ class _Body:
         return self._left < self._most
 
     @property
+    def framed(self) -> bool:
+        """It has ended, and not by a connection that closed."""
+        return self._answer.framed
+
+    @property
     def ended(self) -> bool:
-        return self._content.at_eof()
+        return self._answer.ended
 
     def close(self) -> None:
-        self._response.close()
+        self._answer.close()
 
     async def read(self) -> bytes:
         """What has arrived, or what arrives next; empty at the end. Raises `Broken`."""
-        content = self._content
-        if content.exception() is not None:
-            # What came before the connection broke is still there, and may hold the terminal.
-            data = content._read_nowait(-1)  # noqa: SLF001 - every public reader raises first and drops it
-            if data:
-                return self._counted(data)
-        try:
-            data = content.read_nowait()
-            if not data and not content.at_eof():
-                async with self._clock.running():
-                    data = await content.readany()
-        except _ClockRanOut as out:
-            if out.code == "deadline" or content.exception() is not None:
-                raise Broken(_RAN_OUT[out.code], code=out.code) from out
-            # What had come while this process looked elsewhere is not late, nor is the end: the pause was ours.
-            data = content.read_nowait()
-            if not data and not content.at_eof():
-                raise Broken(_RAN_OUT[out.code], code=out.code) from out
-        except (aiohttp.ClientError, OSError) as error:
-            _broken(error)
-        return self._counted(data)
-
-    async def whole(self, max_values: int = MAX_VALUES) -> bytes:
-        """All of it. Not kept in pieces: of one byte each they would cost forty times as much."""
-        body, values = bytearray(), 0
-        while data := await self.read():
-            body += data
-            values += data.count(b",")
-            if values > max_values:
-                raise Broken("the answer holds too many values", code="response_too_large")
-        return bytes(body)
-
-    def _counted(self, data: bytes) -> bytes:
+        data = await self._answer.read()
         self._left -= len(data)
         if self._left < 0:
             raise Broken("the answer is too large", code="response_too_large")
+        return data
+
+    async def whole(self, max_values: int = MAX_VALUES) -> bytes:
+        """All of it. Not kept in pieces: of one byte each they would cost forty times as much."""
+        data = await self.read()
+        values = data.count(b",")
+        if data and not self._answer.ended:
+            body = bytearray(data)
+            while data and values <= max_values:
+                data = await self.read()
+                body += data
+                values += data.count(b",")
+            data = bytes(body)
+        if values > max_values:
+            raise Broken("the answer holds too many values", code="response_too_large")
         return data
 
 
@@ -509,7 +365,7 @@ class _Batches:
         "_usage",
     )
 
-    def __init__(self, parser: StreamParser, body: _Body, clock: _Clock, gap_s: float, told: _Told) -> None:
+    def __init__(self, parser: StreamParser, body: _Body, clock: Clock, gap_s: float, told: _Told) -> None:
         self._parser = parser
         self._body = body
         self._clock = clock
@@ -630,25 +486,3 @@ class _Shallow:
 
 
 _shallow = _Shallow()
-
-
-def _broken(error: BaseException) -> NoReturn:
-    if isinstance(error, aiohttp.ClientResponseError):
-        raise Broken("the answer is not HTTP", code="malformed") from error
-    raise Broken("the connection broke before the answer was complete", code="connection_lost") from error
-
-
-def _connect_code(error: BaseException) -> str:
-    match error:
-        case aiohttp.ClientConnectorDNSError():
-            return "dns"
-        case aiohttp.ClientSSLError() | aiohttp.ClientConnectorCertificateError():
-            return "tls"
-        case aiohttp.ConnectionTimeoutError():
-            return "connect_timeout"
-        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
-            return "invalid_url"
-        case aiohttp.ClientConnectorError() if isinstance(error.os_error, ConnectionRefusedError):
-            return "connect_refused"
-        case _:
-            return "connect_failed"

@@ -2,7 +2,7 @@
 The seam between the gateway and the providers.
 
 A `WireProtocol` knows a format and does no I/O. An `Endpoint` is where and as whom. `adapters.client.Upstream` is the
-one thing with a socket, and offers the three calls the gateway makes: `complete`, `stream`, `health_check`.
+one thing that sends, and offers the three calls the gateway makes: `complete`, `stream`, `health_check`.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ _TOKENS = (
     "x-ratelimitbysize-remaining-minute",
     "anthropic-ratelimit-tokens-remaining",
 )
+_NAMES = frozenset((*_REQUESTS, *_TOKENS))
 
 #: More digits than any limit has are nonsense, and would not fit into the store.
 _COUNT = re.compile(r"[0-9]{1,12}")
@@ -61,6 +62,8 @@ class Remaining(msgspec.Struct, frozen=True, kw_only=True):
 
 def remaining(headers: Mapping[str, str], told_at: float) -> Remaining | None:
     """None where nothing is said that makes sense. Of several figures for one thing the lowest counts."""
+    if _NAMES.isdisjoint(headers):
+        return None
     requests, tokens = _least(headers, _REQUESTS), _least(headers, _TOKENS)
     if requests is None and tokens is None:
         return None

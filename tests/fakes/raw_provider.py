@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 
@@ -47,6 +49,9 @@ class Exchange:
         self._writer.close()
 
     def reset(self) -> None:
+        """The other side gets an error in place of an end."""
+        at_once = struct.pack("ii", 1, 0)
+        self._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         self._writer.transport.abort()
 
     async def closed(self) -> None:

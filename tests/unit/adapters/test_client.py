@@ -6,15 +6,11 @@ import asyncio
 import contextlib
 import gzip
 import json
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
 import time
 import zlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,6 +19,7 @@ from adapters.chat import ChatRequest, Event, Finished, Message, Role, StopReaso
 from adapters.client import Upstream
 from adapters.contract import Clocks, Endpoint, UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
+from tests.fakes.certificates import self_signed
 from tests.fakes.ports import refusing_port
 from tests.fakes.raw_provider import Exchange, head, raw_provider
 
@@ -281,21 +278,9 @@ async def test_a_port_without_tls_sent_nothing(upstream):
         assert await not_sent(upstream, call(0, base_url=f"https://127.0.0.1:{port}/v1")) == {"tls"}
 
 
-@pytest.fixture
-def self_signed(tmp_path: Path) -> ssl.SSLContext:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("no openssl here to make a certificate with")
-    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
-    made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate}"
-    subprocess.run([openssl, *made.split(), "-days", "2", "-subj", "/CN=elsewhere"], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    return context
-
-
-async def test_a_certificate_that_does_not_hold_sent_nothing(upstream, self_signed):
-    async with raw_provider(answer_well, tls=self_signed) as provider:
+async def test_a_certificate_that_does_not_hold_sent_nothing(upstream, tmp_path):
+    served, _ = self_signed(tmp_path, "elsewhere")
+    async with raw_provider(answer_well, tls=served) as provider:
         assert await not_sent(upstream, call(0, base_url=f"https://127.0.0.1:{provider.port}/v1")) == {"tls"}
         assert provider.requests == []
 
@@ -780,8 +765,6 @@ async def test_a_kept_connection_that_the_provider_closed_is_not_used(upstream):
 
 
 async def test_a_kept_connection_that_closes_upon_the_request_is_uncertain_and_nothing_is_sent_again(upstream):
-    """aiohttp repeats a request on a stale connection for idempotent methods only. This must stay so."""
-
     async def answer(exchange: Exchange) -> None:
         if len(provider.requests) == 1:
             await exchange.answer(ANSWER)

@@ -1,0 +1,139 @@
+"""
+The connections to all providers: made when there is none free, and kept for a while when they are.
+
+How many there are is not bounded here: admission counts calls, and a pool that did it again would hold calls back that
+have a slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import ssl
+
+import aiohappyeyeballs
+
+from adapters.errors import NotSent
+from adapters.http.addresses import Addresses
+from adapters.http.clock import Clock
+from adapters.http.connection import Connection
+from adapters.http.request import Origin
+
+#: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
+_KEEP_ALIVE_S = 15.0
+#: How long an address is waited for before the next one is tried beside it (RFC 8305).
+_NEXT_ADDRESS_S = 0.25
+
+
+class Pool:
+    """To be closed. A `Keeper` of connections."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._addresses = Addresses()
+        #: The one used last is at the end, so that those which nobody needs grow old.
+        self._free: dict[Origin, list[Connection]] = {}
+        self._open: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Future[None] | None = None
+
+    def free(self, origin: Origin) -> Connection | None:
+        """One that is open. It is the caller's now, who must send on it or cut it."""
+        free = self._free.get(origin)
+        if not free:
+            return None
+        oldest = self._loop.time() - _KEEP_ALIVE_S
+        while free:
+            connection = free.pop()
+            if connection.usable and connection.free_since > oldest:
+                return connection
+            connection.cut()
+        return None
+
+    async def connect(self, origin: Origin, clock: Clock, within_s: float) -> Connection:
+        """
+        A new one, TLS included. Raises `NotSent`: no byte of a request was written.
+
+        The code is "dns", "tls", "connect_refused", "connect_timeout" or "connect_failed", or "deadline" where that
+        comes first.
+        """
+        start = self._loop.time()
+        until, code = clock.until(start)
+        if until > start + within_s or code != "deadline":
+            until, code = min(until, start + within_s), "connect_timeout"
+        patience = asyncio.timeout_at(until)
+        try:
+            async with patience:
+                return await self._connected(origin)
+        except ssl.SSLError as error:
+            raise NotSent("no connection to the provider", code="tls") from error
+        except OSError as error:
+            if patience.expired():
+                raise NotSent("no connection in time", code=code) from error
+            code = "connect_refused" if isinstance(error, ConnectionRefusedError) else "connect_failed"
+            raise NotSent("no connection to the provider", code=code) from error
+        finally:
+            clock.spend(self._loop.time() - start)
+
+    async def _connected(self, origin: Origin) -> Connection:
+        try:
+            addresses = await self._addresses.of(origin.host, origin.port)
+        except (OSError, UnicodeError) as error:
+            raise NotSent("the provider's name has no address", code="dns") from error
+        opened = await aiohappyeyeballs.start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
+        _, connection = await self._loop.create_connection(
+            functools.partial(Connection, origin, self),
+            sock=opened,
+            ssl=self._verified if origin.tls else None,
+            server_hostname=origin.host if origin.tls else None,
+        )
+        return connection
+
+    @functools.cached_property
+    def _verified(self) -> ssl.SSLContext:
+        """Reading the certificates of this machine takes a while, and is done where there is need of them."""
+        context = ssl.create_default_context()
+        context.set_alpn_protocols(["http/1.1"])
+        return context
+
+    async def close(self) -> None:
+        """Cuts every connection, those at work too."""
+        await self._addresses.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        if self._open:
+            self._closing = self._loop.create_future()
+            for connection in list(self._open):
+                connection.cut()
+            await self._closing
+        self._free.clear()
+
+    # ------------------------------------------------ what the connections say
+
+    def opened(self, connection: Connection) -> None:
+        self._open.add(connection)
+
+    def freed(self, connection: Connection) -> None:
+        connection.free_since = self._loop.time()
+        self._free.setdefault(connection.origin, []).append(connection)
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(_KEEP_ALIVE_S, self._cut_old)
+
+    def lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if self._closing is not None and not self._open and not self._closing.done():
+            self._closing.set_result(None)
+
+    def _cut_old(self) -> None:
+        """Those that were not used for too long, and what the provider closed."""
+        oldest = self._loop.time() - _KEEP_ALIVE_S
+        kept: dict[Origin, list[Connection]] = {}
+        for origin, free in self._free.items():
+            for connection in free:
+                if connection.usable and connection.free_since > oldest:
+                    kept.setdefault(origin, []).append(connection)
+                else:
+                    connection.cut()
+        self._free = kept
+        since = min((free[0].free_since for free in kept.values()), default=None)
+        self._sweep = None if since is None else self._loop.call_at(since + _KEEP_ALIVE_S, self._cut_old)
