@@ -691,13 +691,18 @@ def encode_deltas(deltas: Sequence[Delta]) -> pb.CompletionChunk:
     chunk = pb.CompletionChunk()
     pieces = chunk.delta.pieces
     last: pb.Piece | None = None
-    for delta in deltas:
+    at, count = 0, len(deltas)
+    while at < count:
+        delta = deltas[at]
+        at += 1
         match delta:
             case TextDelta():
-                if last is not None and last.choice == delta.choice and last.WhichOneof("piece") == "text":
-                    last.text += delta.text
-                else:
-                    last = pieces.add(choice=delta.choice, text=delta.text)
+                # Joined here: a message would copy its whole text for each delta that is added to it.
+                texts = [delta.text]
+                while at < count and isinstance(more := deltas[at], TextDelta) and more.choice == delta.choice:
+                    texts.append(more.text)
+                    at += 1
+                last = pieces.add(choice=delta.choice, text="".join(texts))
             case ReasoningDelta():
                 choice, block = delta.choice, delta.block
                 if (

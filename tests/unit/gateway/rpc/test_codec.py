@@ -371,6 +371,19 @@ def test_pieces_of_one_kind_and_choice_are_joined_and_others_kept_in_order() -> 
     assert (pieces[6].tool_arguments.arguments, pieces[7].tool_arguments.index) == ('{"q":1}', 1)
 
 
+def test_text_is_joined_as_far_as_its_choice_goes() -> None:
+    texts = [(0, "a"), (0, ""), (0, "b"), (1, "c"), (1, "d"), (0, "e")]
+    deltas = [chat.TextDelta(text, choice=choice) for choice, text in texts]
+    pieces = codec.encode_deltas([*deltas, chat.ReasoningDelta("f"), chat.TextDelta("g")]).delta.pieces
+    assert [(piece.choice, piece.text or piece.reasoning) for piece in pieces] == [
+        (0, "ab"),
+        (1, "cd"),
+        (0, "e"),
+        (0, "f"),
+        (0, "g"),
+    ]
+
+
 def test_blocks_of_reasoning_stay_apart_and_keep_what_must_be_sent_back() -> None:
     chunk = codec.encode_deltas(
         (
