@@ -29,13 +29,13 @@ from gateway.call import Call, Scope
 from gateway.errors import Code, GatewayError, Internal, InvalidRequest, StreamBroken
 from gateway.naming import ID_PREFIXES, named
 from gateway.outcome import AttemptReport, Outcome, RouteReport, serving
+from gateway.rest.answers import Whole
 from gateway.rest.apis import CHAT_COMPLETIONS, MESSAGES, RESPONSES, Api, Envelope, attribution, told
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import HEADER_PREFIX, options_from_headers
 from gateway.rest.operation import OF_A_CALL, Content, Operation
 from gateway.rest.paths import DEPLOYMENT
 from gateway.rest.streams import EventStream, StreamSettings
-from gateway.rest.whole import Whole
 from metering.cost import decimal_string
 
 _T = TypeVar("_T")
@@ -160,10 +160,11 @@ class Chat:
             async with self._line.stream(call, progress) as items:
                 await stream.begin(progress.headers())
                 async for item in items:
-                    if data := voice.ended(item) if isinstance(item, Ended) else voice.said(item):
-                        await stream.write(data)
                     if isinstance(item, Ended):
+                        stream.end_with(voice.ended(item))
                         return stream.response
+                    if data := voice.said(item):
+                        await stream.write(data)
             raise Internal("the answer stopped without saying how it ended")
         except GatewayError as error:
             if not stream.committed:

@@ -15,12 +15,12 @@ from typing_extensions import TypedDict
 from adapters.protocols.anthropic_messages import AnthropicMessages
 from gateway.answer import CountingLine
 from gateway.call import Call, Scope
+from gateway.rest.answers import Whole
 from gateway.rest.apis import MESSAGES, attribution
 from gateway.rest.chat import BetaQuery, Betas, named_model, parsed, wanted_betas
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
 from gateway.rest.operation import OF_A_CALL, Content, Operation
-from gateway.rest.whole import Whole
 
 
 class Count(TypedDict):

@@ -16,13 +16,13 @@ from adapters.protocols.chat_completions.embeddings import EmbeddingAnswerOut, E
 from gateway.answer import EmbeddingLine
 from gateway.call import Call, Scope, size_of_embedding
 from gateway.naming import named
+from gateway.rest.answers import Whole
 from gateway.rest.apis import CHAT_COMPLETIONS, attribution
 from gateway.rest.chat import named_model, parsed
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import options_from_headers
 from gateway.rest.operation import OF_A_CALL, Content, Operation
 from gateway.rest.paths import DEPLOYMENT
-from gateway.rest.whole import Whole
 
 
 def routes(*, line: EmbeddingLine) -> list[Endpoint]:

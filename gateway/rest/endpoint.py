@@ -21,10 +21,10 @@ from aiohttp import web
 
 from gateway.call import Caller, Scope
 from gateway.errors import Code, GatewayError, InvalidRequest
+from gateway.rest.answers import Whole
 from gateway.rest.apis import Api
 from gateway.rest.body import decode, storable
 from gateway.rest.operation import UNTOLD, Operation
-from gateway.rest.whole import Whole
 from metering.cost import decimal_string
 
 _T = TypeVar("_T")

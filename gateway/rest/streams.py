@@ -14,8 +14,8 @@ from typing import Final
 
 import msgspec
 import structlog
-from aiohttp import web
 
+from gateway.rest.answers import Pieces
 from gateway.rest.apis import Api
 from gateway.rest.endpoint import Exchange, answer_headers
 
@@ -43,12 +43,13 @@ class EventStream:
         self._settings = settings
         self._waiting = waiting
         self._loop = asyncio.get_running_loop()
-        self._response: web.StreamResponse | None = None
+        self._response: Pieces | None = None
         self._begun = asyncio.Event()
         self._commenting: asyncio.Task[None] | None = None
-        self._commit = self._loop.call_later(settings.commit_after_s, self._start_commenting)
         self._writing_since: float | None = None
-        self._watch_timer: asyncio.TimerHandle | None = None
+        now = self._loop.time()
+        self._commit_at = now + settings.commit_after_s
+        self._timer = self._loop.call_at(min(self._commit_at, now + settings.idle_reader_s), self._look)
 
     @property
     def committed(self) -> bool:
@@ -56,13 +57,12 @@ class EventStream:
         return self._response is not None
 
     @property
-    def response(self) -> web.StreamResponse:
+    def response(self) -> Pieces:
         assert self._response is not None
         return self._response
 
     async def begin(self, headers: Iterable[tuple[str, str]]) -> None:
         """There is content. `headers` are lost where the head has gone already."""
-        self._commit.cancel()
         self._begun.set()
         if self._commenting is not None:
             # It may be in the midst of a write.
@@ -72,9 +72,14 @@ class EventStream:
 
     async def write(self, data: bytes) -> None:
         """Returns when the caller has read enough of it. Raises ConnectionError."""
-        self._writing_since = self._loop.time()
-        await self.response.write(data)
-        self._writing_since = None
+        if self.response.put(data):
+            self._writing_since = self._loop.time()
+            await self.response.drain()
+            self._writing_since = None
+
+    def end_with(self, data: bytes) -> None:
+        """The last piece: it goes out with the end of the answer."""
+        self.response.hold(data)
 
     def break_off(self) -> None:
         """What was written is sent, and then the connection ends without the end of the body: it is not whole."""
@@ -83,18 +88,12 @@ class EventStream:
             transport.close()
 
     async def close(self) -> None:
-        self._commit.cancel()
-        if self._watch_timer is not None:
-            self._watch_timer.cancel()
+        self._timer.cancel()
         if self._commenting is not None and not self._commenting.done():
             self._commenting.cancel()
             await asyncio.wait([self._commenting])
 
     # ---------------------------------------------------------------- within
-
-    def _start_commenting(self) -> None:
-        self._commenting = asyncio.create_task(self._comment(), name="keepalive")
-        self._commenting.add_done_callback(_heard)
 
     async def _comment(self) -> None:
         await self._prepare(())
@@ -112,12 +111,11 @@ class EventStream:
         # Some proxies would collect the events otherwise.
         every["X-Accel-Buffering"] = "no"
         every.update(headers)
-        self._response = web.StreamResponse(headers=every)
-        self._watch_timer = self._loop.call_later(self._settings.idle_reader_s, self._watch)
+        self._response = Pieces(every)
         await self._response.prepare(self._exchange.request)
 
-    def _watch(self) -> None:
-        """One timer for all writes: one for each would cost more than the write."""
+    def _look(self) -> None:
+        """One timer for the first comment and for all writes: one for each would cost more than the write."""
         now, since, idle_s = self._loop.time(), self._writing_since, self._settings.idle_reader_s
         if since is not None and now - since >= idle_s:
             log.info("gateway.idle_reader_cut", request_id=self._exchange.request_id, idle_s=idle_s)
@@ -125,7 +123,14 @@ class EventStream:
             if transport is not None:
                 transport.abort()
             return
-        self._watch_timer = self._loop.call_later(idle_s if since is None else since + idle_s - now, self._watch)
+        again = (now if since is None else since) + idle_s
+        if self._commenting is None and not self._begun.is_set():
+            if now < self._commit_at:
+                again = min(again, self._commit_at)
+            else:
+                self._commenting = asyncio.create_task(self._comment(), name="keepalive")
+                self._commenting.add_done_callback(_heard)
+        self._timer = self._loop.call_at(again, self._look)
 
 
 def _heard(task: asyncio.Task[None]) -> None:
