@@ -117,11 +117,17 @@ class Target(Figure, frozen=True, kw_only=True):
     at_most: float | None = None
     at_least: float | None = None
 
+    def allows(self, value: float) -> bool:
+        return (self.at_most is None or value <= self.at_most) and (self.at_least is None or value >= self.at_least)
+
     @property
     def reached(self) -> bool:
-        return (self.at_most is None or self.measured <= self.at_most) and (
-            self.at_least is None or self.measured >= self.at_least
-        )
+        return self.allows(self.measured)
+
+    @property
+    def alike(self) -> bool:
+        """Whether every round says the same."""
+        return self.allows(self.low) == self.allows(self.high) == self.reached
 
 
 class Results:

@@ -49,9 +49,7 @@ def table_of_targets(targets: Sequence[Target], others: Sequence[Figure]) -> Tab
         table.add_column(name, justify="right")
     table.add_column("")
     for target in targets:
-        table.add_row(
-            *_told(target), "reached" if target.reached else "not reached", style=None if target.reached else "bold"
-        )
+        table.add_row(*_told(target), _judged(target), style=None if target.reached else "bold")
     table.add_section()
     for figure in others:
         table.add_row(*_told(figure), style="dim")
@@ -60,9 +58,15 @@ def table_of_targets(targets: Sequence[Target], others: Sequence[Figure]) -> Tab
 
 def markdown_of_targets(targets: Sequence[Target], others: Sequence[Figure]) -> str:
     lines = ["| | meant | measured | rounds | |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(_told(target))} | {'reached' if target.reached else '**not**'} |" for target in targets]
+    lines += [f"| {' | '.join(_told(target))} | {_judged(target)} |" for target in targets]
     lines += [f"| {' | '.join(_told(figure))} | |" for figure in others]
     return "\n".join(lines)
+
+
+def _judged(target: Target) -> str:
+    if target.reached:
+        return "reached" if target.alike else "in most rounds"
+    return "not reached" if target.alike else "in some rounds"
 
 
 def _told(figure: Figure) -> tuple[str, str, str, str]:

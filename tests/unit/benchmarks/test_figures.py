@@ -63,6 +63,7 @@ def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
     assert [told.low, told.high] == pytest.approx([2.0, 3.0])
     assert row.cpu_s_per_1000 == pytest.approx(1.5)
     assert not told.reached
+    assert told.alike
 
 
 def test_whether_a_target_is_reached_is_reckoned_from_what_was_measured() -> None:
@@ -78,6 +79,14 @@ def test_whether_a_target_is_reached_is_reckoned_from_what_was_measured() -> Non
 
 
 _LINES = "jobs: lines submitted a second"
+
+
+def test_rounds_that_say_different_things_are_told() -> None:
+    rates = [measured(per_s=per_s) for per_s in (19_000, 21_000, 22_000)]
+    told = target(results({f"{SUBMIT} at 1 on gateway": rates}), _LINES)
+
+    assert told.reached
+    assert not told.alike
 
 
 def test_the_first_chunk_is_told_without_the_slot_that_it_waited_for() -> None:
