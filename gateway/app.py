@@ -297,6 +297,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         )
 
         job_store = JobStore(content, settings.jobs)
+        stack.push_async_callback(job_store.let_go)
         watch = Watch(job_store, settings.jobs)
         stack.push_async_callback(watch.close)
         runner = Runner(

@@ -18,7 +18,7 @@ import msgspec
 from gateway.database import Pool, store_errors
 from gateway.jobs.model import Result, Status
 from gateway.jobs.settings import JobsSettings
-from gateway.jobs.store import SPAN, JobStore, Session, read_outcome, read_statement
+from gateway.jobs.store import PAGE_BYTES, PAGE_ROWS, SPAN, JobStore, Session, read_outcome, read_statement
 from gateway.jobs.submission import Fault
 
 FILE_BEGIN = read_statement("file_begin")
@@ -53,8 +53,7 @@ BATCH_CANCEL_QUEUED = read_statement("batch_cancel_queued")
 BATCH_CANCEL_RUNNING = read_statement("batch_cancel_running")
 PURGE_BATCHES = read_statement("purge_batches")
 
-#: Rows and bytes of one page of a file, and of a piece of its removal.
-_PAGE_ROWS, PAGE_BYTES = 500, 1024 * 1024
+#: Rows of a piece of a file's removal.
 _REMOVED_ROWS = 1000
 
 _FIRST, _LAST = uuid.UUID(int=0), uuid.UUID(int=(1 << 128) - 1)
@@ -233,7 +232,7 @@ class BatchStore:
     ) -> Sequence[tuple[int, bytes]]:
         """The next lines of a file, about PAGE_BYTES of them; none at its end."""
         with store_errors():
-            rows = await (connection or self._pool).fetch(FILE_PAGE, file_id, after, _PAGE_ROWS, PAGE_BYTES)
+            rows = await (connection or self._pool).fetch(FILE_PAGE, file_id, after, PAGE_ROWS, PAGE_BYTES)
         return [(row["line"], row["text"]) for row in rows]
 
     async def line_count(self, file_id: uuid.UUID) -> int:
@@ -282,7 +281,7 @@ class BatchStore:
         about PAGE_BYTES of them, none at the end.
         """
         with store_errors():
-            rows = await (connection or self._pool).fetch(OUTPUT_PAGE, *jobs, failures, _PAGE_ROWS, PAGE_BYTES)
+            rows = await (connection or self._pool).fetch(OUTPUT_PAGE, *jobs, failures, PAGE_ROWS, PAGE_BYTES)
         return [
             (
                 Result(

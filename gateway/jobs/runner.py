@@ -245,8 +245,7 @@ class Runner:
             for run in list(self._running.values()):
                 if run.task is not None:
                     run.task.cancel()
-        with contextlib.suppress(StoreUnavailable):
-            await self._store.let_go()
+        await self._store.let_go()
 
     def wake(self) -> None:
         """There may be work."""

@@ -19,8 +19,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import msgspec
 
+from admission.combiner import Lane
 from gateway.call import Options
-from gateway.database import CONNECT_TIMEOUT_S, Connection, Pool, store_errors
+from gateway.database import CONNECT_TIMEOUT_S, Connection, Pool, StoreUnavailable, store_errors
+from gateway.jobs.lane import lane
 from gateway.jobs.model import Claimed, Decision, End, GiveBack, Held, JobView, ResponseView, Result, Status
 from gateway.jobs.settings import JobsSettings
 from gateway.jobs.submission import Line, body_of, storable
@@ -33,6 +35,11 @@ _SQL = importlib.resources.files("gateway.jobs").joinpath("sql")
 
 #: Rows and bytes of one INSERT.
 INSERT_ROWS, INSERT_BYTES = 500, 1024 * 1024
+
+#: Rows and bytes of one page of what is read from end to end.
+PAGE_ROWS, PAGE_BYTES = 500, 1024 * 1024
+#: Jobs that callers look at, in one statement.
+_MOST_LOOKS = 64
 
 _options = msgspec.json.Decoder(Options)
 _outcome = msgspec.json.Decoder(Outcome)
@@ -183,13 +190,16 @@ class JobStore:
     def __init__(self, pool: Pool, settings: JobsSettings) -> None:
         self._pool = pool
         self._settings = settings
-        self._claiming, self._stepping = _Kept(pool), _Kept(pool)
+        self._claiming, self._stepping, self._looking = _Kept(pool), _Kept(pool), _Kept(pool)
+        self._looks: Lane[tuple[uuid.UUID, uuid.UUID], JobView | None] = lane(
+            self._look, most=_MOST_LOOKS, patience_s=0.0
+        )
         self._told: _Told | None = None
 
     async def let_go(self) -> None:
         """Give back the connections that were kept. They are taken again when there is use for them."""
-        with store_errors():
-            for kept in (self._claiming, self._stepping):
+        for kept in (self._claiming, self._stepping, self._looking):
+            with contextlib.suppress(StoreUnavailable), store_errors():
                 await kept.let_go()
 
     # -------------------------------------------------------------- submission
@@ -260,9 +270,14 @@ class JobStore:
     # -------------------------------------------------------------- callers
 
     async def get(self, key_id: uuid.UUID, job_id: uuid.UUID) -> JobView | None:
+        return await self._looks.submit((job_id, key_id))
+
+    async def _look(self, asked: Sequence[tuple[uuid.UUID, uuid.UUID]]) -> Sequence[JobView | None]:
+        """Of each job and key."""
         with store_errors():
-            row = await self._pool.fetchrow(GET, job_id, key_id)
-        return None if row is None else _view(row)
+            rows = await self._looking.fetch(GET, [job_id for job_id, _ in asked], [key_id for _, key_id in asked])
+        found = {(row["job_id"], row["key_id"]): row for row in rows}
+        return [None if (row := found.get(each)) is None else _view(row) for each in asked]
 
     async def response(self, key_id: uuid.UUID, job_id: uuid.UUID) -> ResponseView | None:
         """A job that was asked for as a response."""
@@ -296,11 +311,9 @@ class JobStore:
         """A page in the order of ids, without the answers."""
         return [_view(row) for row in await self._page(LIST, key_id, wanted, after, limit)]
 
-    async def results(
-        self, key_id: uuid.UUID, wanted: Filter, *, after: uuid.UUID | None, limit: int
-    ) -> Sequence[Result]:
-        """A page of ended jobs in the order of ids."""
-        rows = await self._page(RESULTS, key_id, wanted, after, limit)
+    async def results(self, key_id: uuid.UUID, wanted: Filter, *, after: uuid.UUID | None) -> Sequence[Result]:
+        """The next of these jobs that have ended, in the order of ids, about PAGE_BYTES of them; none at the end."""
+        rows = await self._page(RESULTS, key_id, wanted, after, PAGE_ROWS, PAGE_BYTES)
         return [
             Result(
                 job_id=row["job_id"],
@@ -466,7 +479,7 @@ class JobStore:
         return len(jobs) + len(submissions)
 
     async def _page(
-        self, statement: str, key_id: uuid.UUID, wanted: Filter, after: uuid.UUID | None, limit: int
+        self, statement: str, key_id: uuid.UUID, wanted: Filter, after: uuid.UUID | None, *most: int
     ) -> Sequence[Any]:
         low, high = _range(wanted, after)
         with store_errors():
@@ -481,7 +494,7 @@ class JobStore:
                     wanted.status.value if wanted.status else None,
                     wanted.session_id,
                     wanted.custom_id,
-                    limit,
+                    *most,
                 )
 
 

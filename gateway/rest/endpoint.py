@@ -36,6 +36,9 @@ MAX_PARAMETERS = 64
 
 REQUEST_ID = "x-tollbridge-request-id"
 
+#: What nearly all of an answer is.
+_AS_IT_IS = frozenset({str, int, bool, float, type(None)})
+
 
 class Access(enum.Enum):
     #: No key is asked for. Health, and the document of the API.
@@ -299,15 +302,13 @@ def plain(value: object) -> Any:
 
 
 def _spelled(value: object) -> object:
-    match value:
-        case Decimal():
-            return usd(value)
-        case dict():
-            return {name: _spelled(item) for name, item in value.items()}
-        case list() | tuple():
-            return [_spelled(item) for item in value]
-        case _:
-            return value
+    kind = type(value)
+    if kind is dict:
+        assert isinstance(value, dict)
+        return {name: item if type(item) in _AS_IT_IS else _spelled(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(item) for item in value]
+    return usd(value) if isinstance(value, Decimal) else value
 
 
 def json_response(

@@ -46,8 +46,6 @@ from metering.usage import Usage
 NDJSON = "application/x-ndjson"
 #: Jobs of a page of the list: where nothing is said, and at most.
 DEFAULT_LIMIT, MAX_LIMIT = 100, 1000
-#: Results read from the store at once.
-RESULTS_PAGE = 100
 
 #: Bytes of a body that is parsed beside the event loop, not on it.
 _APART = 256 * 1024
@@ -296,16 +294,14 @@ def routes(
         if wanted.status is not None and wanted.status not in TERMINAL:
             raise InvalidRequest("only ended jobs have results", param="status")
         with content_store():
-            found = await store.results(key_id, wanted, after=None, limit=RESULTS_PAGE)
+            found = await store.results(key_id, wanted, after=None)
         response = exchange.stream(NDJSON)
         await response.prepare(exchange.request)
         while found:
             told = await _settled(costs, key_id, found)
             await response.write(b"".join(_result_line(result) for result in told))
-            if len(found) < RESULTS_PAGE:
-                break
             with content_store():
-                found = await store.results(key_id, wanted, after=found[-1].job_id, limit=RESULTS_PAGE)
+                found = await store.results(key_id, wanted, after=found[-1].job_id)
         await response.write_eof()
         return response
 

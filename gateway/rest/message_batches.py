@@ -40,7 +40,7 @@ from gateway.rest.chat import BetaQuery, Betas, wanted_betas
 from gateway.rest.endpoint import Endpoint, Exchange, answer_headers
 from gateway.rest.fields import FIELDS, refuse_headers
 from gateway.rest.files import Identified, bounds, id_of, limit_of
-from gateway.rest.jobs import RESULTS_PAGE, content_store, idempotency_key
+from gateway.rest.jobs import content_store, idempotency_key
 from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
 
 #: Batches of a page of the list: where nothing is said, and at most. Anthropic's.
@@ -256,9 +256,7 @@ def routes(*, batches: Batches, may_be_told: Callable[[str], object], settings: 
         after = None
         while True:
             with content_store():
-                found = await store.jobs.results(
-                    view.key_id, Filter(submission_id=view.batch_id), after=after, limit=RESULTS_PAGE
-                )
+                found = await store.jobs.results(view.key_id, Filter(submission_id=view.batch_id), after=after)
             if not found:
                 return
             after = found[-1].job_id

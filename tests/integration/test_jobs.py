@@ -851,13 +851,12 @@ async def test_the_hot_statements_read_no_more_rows_than_they_need(world: World)
         (statements.PURGE, (16, *known)),
         (statements.OWNERS, (new_id(),)),
         (statements.HELD, (new_id(), [], 16)),
-        (statements.GET, (some[0], world.key_id)),
         (statements.LIST, (*page, None, None, None, 16)),
         (statements.LIST, (*page, "queued", None, None, 16)),
         (statements.LIST, (*page, None, "s7", None, 16)),
         (statements.LIST, (*page, None, None, "c77", 16)),
-        (statements.RESULTS, (*page, None, None, None, 16)),
-        (statements.RESULTS, (*page, "failed", None, None, 16)),
+        (statements.RESULTS, (*page, None, None, None, 16, 1000)),
+        (statements.RESULTS, (*page, "failed", None, None, 16, 1000)),
     ]
     async with world.pool.acquire() as connection:
         for statement, arguments in cases:
@@ -877,6 +876,7 @@ async def test_claims_and_steps_read_no_more_rows_than_they_need_however_full_th
     owner = new_id()
     ones = [1] * 16
     calls: list[tuple[str, tuple[Any, ...]]] = [
+        (statements.GET, (some, [world.key_id] * 16)),
         (statements.CLAIM, (owner, 16, [], [], *known)),
         (statements.CLAIM, (owner, 16, ["m1"], [new_id()], *known)),
         (statements.STEPS, (
@@ -921,3 +921,21 @@ async def test_pages_follow_each_other_without_gap_or_repeat(world: World) -> No
     assert found == sorted(expected)
     only = await world.store.page(world.key_id, Filter(submission_id=second.submission_id), after=None, limit=1000)
     assert [job.custom_id for job in only] == [f"b{n}" for n in range(5)]
+
+
+async def test_results_are_read_by_the_page_however_large_an_answer_is(world: World) -> None:
+    submitted = await world.submit(*(line(f"a{n}") for n in range(12)))
+    large = statements.PAGE_BYTES // 3
+    await world.pool.execute(
+        """
+        update content.job
+        set status = 'succeeded', result = repeat('x', case line when 7 then 9 else 1 end * $1::int),
+            ended_at = now(), expires_at = now()
+        """,
+        large,
+    )
+    found: list[uuid.UUID] = []
+    while page := await world.store.results(world.key_id, Filter(), after=found[-1] if found else None):
+        assert len(page) == 1 or sum(len(result.result or "") for result in page[:-1]) < statements.PAGE_BYTES
+        found.extend(result.job_id for result in page)
+    assert found == [entry.id for entry in submitted.jobs]
