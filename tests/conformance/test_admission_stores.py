@@ -352,6 +352,13 @@ async def test_a_debit_has_one_live_ticket_and_each_attempt_once(processes: Proc
     assert await two.answer(wanted(debit_id="d", attempt=3)) == "duplicate_debit"
 
 
+async def test_of_two_tickets_of_a_debit_that_come_together_the_first_is_judged_first(processes: Processes):
+    one, _ = await processes(concurrency=3)
+    first, second = wanted(debit_id="d", klass=Class.BATCH), wanted(debit_id="d")
+    rows = await one.ask(first, second)
+    assert [rows[d.ticket_id].answer for d in (first, second)] == ["granted", "duplicate_debit"]
+
+
 async def test_a_passed_deadline_is_refused(processes: Processes):
     one, _ = await processes()
     assert await one.answer(wanted(caller_deadline_s=0.0)) == "deadline_exceeded"

@@ -937,6 +937,16 @@ async def test_a_leap_while_the_lock_is_waited_for_is_made_up_for_before_anythin
         assert await two.answer(wanted()) == "queued"
 
 
+async def test_a_leap_while_the_lock_is_waited_for_lengthens_no_grant_where_slots_are_free(database_url):
+    async with world(database_url, concurrency=2) as w:
+        await set_by_hand(w)
+        one = await w.process()
+        demand, before = wanted(), await w.now()
+        async with leaps_behind(w, "capacity_group", one.answer(demand)) as asking:
+            assert await asking == "granted"
+        assert (await w.ticket(demand.ticket_id))["hard_deadline"] < before + 600 * SECOND
+
+
 async def test_a_leap_while_a_heartbeat_is_on_its_way_is_told_to_nobody(database_url):
     async with world(database_url, concurrency=1) as w:
         await set_by_hand(w)

@@ -336,8 +336,8 @@ _ADMISSION: Final = [
         7,
         "what waits can be settled",
         USUAL,
-        "where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')\n",
-        "where t.ticket_id = e.ticket_id\n",
+        "where t.ticket_id = any (p_ticket) and t.state in ('active', 'quarantined')\n",
+        "where t.ticket_id = any (p_ticket)\n",
         _rules("a_ticket_that_waits_cannot_be_settled"),
     ),
     _m(
@@ -966,7 +966,7 @@ _TIME: Final = [
     _m(
         28,
         "a grant's time is from before the lock",
-        ACQUIRE,
+        USUAL,
         "(select clock_timestamp() as raw offset 0)",
         "(select now() as raw offset 0)",
         _rules("times_are_read_after_the_lock_was_waited_for"),
@@ -1023,10 +1023,26 @@ _TIME: Final = [
     _m(
         29,
         "a clock that leaps while the lock is waited for is believed",
-        ACQUIRE,
-        "control.is_off_v1(control.off_by_v1(c.raw, c.ahead, p_clock,",
-        "control.is_off_v1(control.off_by_v1(v_entered, c.ahead, p_clock,",
+        USUAL,
+        "v_waited > interval '0' and not control.is_off_v1(v_waited, p_forward_ms)",
+        "v_waited > interval '0'",
         _rules("a_leap_while_the_lock_is_waited_for_is_made_up_for_before_anything_is_decided"),
+    ),
+    _m(
+        29,
+        "a clock that leaps while the lock is waited for is believed where slots are free",
+        USUAL,
+        "control.off_by_v1(x.raw, s.ahead, p_clock,",
+        "control.off_by_v1(v_entered, s.ahead, p_clock,",
+        _rules("a_leap_while_the_lock_is_waited_for_lengthens_no_grant_where_slots_are_free"),
+    ),
+    _m(
+        5,
+        "what is special of a batch comes after the rest of it",
+        USUAL,
+        "and t.owner_id = p_owner and t.queued_at = v_now;",
+        "and false;",
+        _stores("of_two_tickets_of_a_debit_that_come_together_the_first_is_judged_first"),
     ),
     _m(
         29,
@@ -1797,9 +1813,9 @@ _MONEY: Final = [
     _m(
         27,
         "a day is UTC's",
-        ACQUIRE,
-        "(x.raw at time zone p_zone)::date as day",
-        "(x.raw at time zone 'UTC')::date as day",
+        USUAL,
+        "(x.raw at time zone p_zone)::date,",
+        "(x.raw at time zone 'UTC')::date,",
         ("tests/integration/test_day_boundary.py::test_a_day_that_there_never_was_has_no_charges",),
     ),
 ]

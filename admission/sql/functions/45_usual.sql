@@ -119,8 +119,13 @@ begin
             return next;
             return;
         end if;
-        -- One of them is special, or a replay, or its debit has just got a ticket elsewhere: each is looked at for itself.
-        -- What was written here is found as this owner's.
+        -- One of them is special, or a replay, or its debit has just got a ticket elsewhere: each is looked at for itself,
+        -- in their order, as if nothing had been written. Only what was written here was queued at this time.
+        if v_found > 0 then
+            delete from control.ticket t
+             where t.ticket_id = any (array(select (e.value ->> 'ticket_id')::uuid from json_array_elements(p_demands) e))
+               and t.owner_id = p_owner and t.queued_at = v_now;
+        end if;
     end if;
 
     -- The wait for the lock was here.
@@ -163,14 +168,12 @@ declare
     v_usual boolean;
     v_waiting text[] := '{}';
 begin
-    if cardinality(p_ticket) > 1 then
-        perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
-    end if;
     with freed as (
-        delete from control.ticket t using unnest(p_ticket, p_state, p_record) as e (ticket_id, state, record)
-         where t.ticket_id = e.ticket_id and t.state in ('active', 'quarantined')
+        -- By an index, keys are looked up in its order: so several rows are locked by id, as everywhere.
+        delete from control.ticket t where t.ticket_id = any (p_ticket) and t.state in ('active', 'quarantined')
         returning t.ticket_id, t.group_id, t.key_id, t.debit_id, t.attempt, t.owner_id, t.granted_at, t.day, t.intent,
-                  e.state, e.record
+                  p_state[array_position(p_ticket, t.ticket_id)] as state,
+                  p_record[array_position(p_ticket, t.ticket_id)] as record
     ), opened as (
         insert into control.attempt (ticket_id, key_id, debit_id, attempt, group_id, owner_id, granted_at, day, state,
                                      settled_at)

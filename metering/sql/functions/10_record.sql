@@ -46,7 +46,9 @@ begin
            x.output_total, x.reasoning,
            case l.state when 'charged' then x.usd when 'zero' then 0 end,
            case when l.state = 'unknown' then x.upper_bound_usd end,
-           x.cost_reason, x.price_version, x.status, x.ended, x.error_class, x.error_code, x.http_status,
+           x.cost_reason, x.price_version,
+           case when x.status in ('success', 'error', 'timeout', 'cancelled', 'not_dispatched', 'unknown') then x.status end,
+           x.ended, x.error_class, x.error_code, x.http_status,
            x.created_at, x.queued_ms, x.cooldown_ms, x.first_byte_ms, x.total_ms, coalesce(x.retries, 0), x.service_tier,
            x.list_usd, x.flags, x.resolved_by, x.note, x.evidence
       from unnest(v_lines) l,
