@@ -49,7 +49,7 @@ from tests.benchmarks.figures import (
 from tests.benchmarks.load import Jobs, Measured
 from tests.benchmarks.loops import LOOPS
 from tests.benchmarks.provider import BURST, PIECES
-from tests.benchmarks.report import git, keep, markdown_of_targets, shown, table_of_targets
+from tests.benchmarks.report import Origin, keep, markdown_of_targets, origin, shown, table_of_targets
 from tests.benchmarks.world import YARDSTICKS, World, opened
 
 #: Above this share of one core the load's rates are its own.
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FULL = Plan(rounds=5, seconds=1.0, paced_s=2.0, warmup_s=0.3, choosing=3, jobs=2000)
-QUICK = Plan(rounds=2, seconds=0.25, paced_s=0.5, warmup_s=0.1, choosing=1, jobs=200)
+QUICK = Plan(rounds=2, seconds=0.25, paced_s=0.5, warmup_s=0.1, choosing=1, jobs=500)
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,11 +274,11 @@ def _list(numbers: frozenset[int]) -> str:
     return ", ".join(map(str, sorted(numbers)))
 
 
-def _kept(plan: Plan, measured: Bench, world: World) -> Kept:
+def _kept(of: Origin, plan: Plan, measured: Bench, world: World) -> Kept:
     return Kept(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=git("rev-parse", "--short", "HEAD") or "unknown",
-        uncommitted_changes=bool(git("status", "--porcelain", "--untracked-files=no")),
+        commit=of.commit,
+        uncommitted_changes=of.uncommitted_changes,
         python=platform.python_version(),
         cpus=os.cpu_count(),
         cores=world.divided,
@@ -311,11 +311,11 @@ def main() -> None:
     plan = QUICK if options.quick else FULL
     if options.rounds:
         plan = msgspec.structs.replace(plan, rounds=options.rounds)
-    began = time.monotonic()
+    of, began = origin(), time.monotonic()
     busy, every = cpu.machine()
     measured, world = asyncio.run(bench(plan, console, pin=not options.no_pin))
     busy_after, every_after = cpu.machine()
-    run = _kept(plan, measured, world)
+    run = _kept(of, plan, measured, world)
     show(run, console)
     foreign = statistics.median(row.foreign_cores for row in run.rows)
     share = (busy_after - busy) / max(every_after - every, 1e-9)

@@ -171,7 +171,7 @@ class Results:
             cpu_s_per_1000=_median(cost(m, side.group) for m in rounds),
             postgres_s_per_1000=_median(cost(m, "postgres") for m in rounds) if side.group == "gateway" else None,
             load_cores=_median(m.cpu_s["load"] / m.wall_s for m in rounds),
-            foreign_cores=_median(map(_foreign, rounds)),
+            foreign_cores=_median(map(foreign, rounds)),
         )
         if against is None:
             return row
@@ -313,7 +313,7 @@ def _cost_of(group: str) -> Callable[[Measured], float]:
     return lambda measured: cost(measured, group)
 
 
-def _foreign(measured: Measured) -> float:
+def foreign(measured: Measured) -> float:
     ours = sum(spent for name, spent in measured.cpu_s.items() if name != "machine")
     return max(measured.cpu_s["machine"] - ours, 0.0) / measured.wall_s
 

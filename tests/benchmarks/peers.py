@@ -30,10 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 from tests.benchmarks import cores
-from tests.benchmarks.figures import Target, cost, per_s
+from tests.benchmarks.figures import Target, cost, foreign, per_s
 from tests.benchmarks.load import Measured
 from tests.benchmarks.provider import PIECES
-from tests.benchmarks.report import git, keep, shown, table_of_targets
+from tests.benchmarks.report import keep, origin, shown, table_of_targets
 from tests.benchmarks.world import MODEL, ROOT, Place, World, opened, stopped
 
 ENVIRONMENTS = ROOT / ".venv-peers"
@@ -72,6 +72,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     p50_ms: float
     p99_ms: float
     cpu_s_per_1000: float
+    #: Cores that processes which are none of ours were busy with.
+    foreign_cores: float
     #: This one's over ours: of CPU. Ours over this one's: of rate.
     cpu_ratio: float | None = None
     rate_ratio: float | None = None
@@ -188,6 +190,7 @@ def _rows(measured: Mapping[tuple[str, int, str], Sequence[Measured]], places: S
                 p50_ms=statistics.median(m.p50_ms for m in theirs),
                 p99_ms=statistics.median(m.p99_ms for m in theirs),
                 cpu_s_per_1000=statistics.median(cost(m, place) for m in theirs),
+                foreign_cores=statistics.median(map(foreign, theirs)),
             )
             if place != "gateway":
                 row = msgspec.structs.replace(
@@ -254,6 +257,7 @@ def main() -> None:
     parser.add_argument("--no-pin", action="store_true", help="let the system choose the cores")
     options = parser.parse_args()
     console = Console(width=None if os.isatty(1) else 140)
+    of = origin()
     try:
         versions = {LITELLM: version(ENVIRONMENTS / "litellm", "litellm")}
         rows, targets, world = asyncio.run(
@@ -263,8 +267,8 @@ def main() -> None:
         sys.exit(str(failed))
     kept = Kept(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=git("rev-parse", "--short", "HEAD") or "unknown",
-        uncommitted_changes=bool(git("status", "--porcelain", "--untracked-files=no")),
+        commit=of.commit,
+        uncommitted_changes=of.uncommitted_changes,
         python=platform.python_version(),
         cpus=os.cpu_count(),
         cores=world.divided,
@@ -276,7 +280,9 @@ def main() -> None:
     )
     console.print(_table(rows))
     console.print(table_of_targets(targets, ()))
-    console.print(", ".join(f"{name} {number}" for name, number in versions.items()), style="dim")
+    told = [f"{name} {number}" for name, number in versions.items()]
+    busy = statistics.median(row.foreign_cores for row in rows)
+    console.print(f"{', '.join(told)}; other programs had {busy:.2f} cores", style="dim")
     keep(kept, f"peers-{datetime.now(UTC):%Y-%m-%d}-{kept.commit}", console)
 
 

@@ -16,7 +16,21 @@ from tests.benchmarks.figures import Figure, Target
 RESULTS = Path(__file__).parent / "results"
 
 
-def git(*words: str) -> str:
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, asked before it is: meanwhile the files may become others."""
+
+    commit: str
+    uncommitted_changes: bool
+
+
+def origin() -> Origin:
+    return Origin(
+        commit=_git("rev-parse", "--short", "HEAD") or "unknown",
+        uncommitted_changes=bool(_git("status", "--porcelain", "--untracked-files=no")),
+    )
+
+
+def _git(*words: str) -> str:
     found = subprocess.run(["git", *words], capture_output=True, text=True, check=False, cwd=RESULTS.parent)
     return found.stdout.strip()
 
