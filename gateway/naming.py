@@ -31,5 +31,7 @@ def named(response: _R, *, protocol: str, answer_id: str, model: str | None) -> 
     if isinstance(response, EmbeddingResponse):
         return msgspec.structs.replace(response, served_model=served)
     assert isinstance(response, ChatResponse), "there are two kinds of answers"
+    if response.response_id and response.served_model:
+        return response
     answer_id = response.response_id or ID_PREFIXES.get(protocol, "") + answer_id
     return msgspec.structs.replace(response, response_id=answer_id, served_model=served)

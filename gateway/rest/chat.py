@@ -266,7 +266,7 @@ _EVENT = re.compile(rb".*?(?:\r?\n){2}|.+", re.DOTALL)
 
 def without_usage(raw: bytes) -> bytes:
     """Whole events of Chat Completions without the one that has the usage and no choices."""
-    if not _NO_CHOICES.search(raw):
+    if not _SOME_USAGE.search(raw) or not _NO_CHOICES.search(raw):
         return raw
     return b"".join(
         event for event in _EVENT.findall(raw) if not (_NO_CHOICES.search(event) and _SOME_USAGE.search(event))

@@ -100,6 +100,8 @@ class Exchange:
 
     def query(self, allowed: Collection[str]) -> dict[str, str]:
         """The query parameters. One that is not in `allowed`, or is given twice, is refused with its name."""
+        if not self.request.rel_url.raw_query_string:
+            return {}
         return {name: value for name, [value] in self.queries(allowed, several=()).items()}
 
     def queries(self, allowed: Collection[str], *, several: Collection[str]) -> dict[str, list[str]]:
@@ -185,7 +187,7 @@ class Exchange:
 
     async def parsed(self, parse: Callable[[bytes], _T]) -> _T:
         """What `parse` makes of the body, which is JSON; a large one is parsed in a thread."""
-        if self.media_type != "application/json":
+        if self.request.headers.get("Content-Type") != "application/json" and self.media_type != "application/json":
             raise GatewayError(
                 "send `content-type: application/json`", code=Code.UNSUPPORTED_MEDIA_TYPE, param="content-type"
             )
