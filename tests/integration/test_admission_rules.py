@@ -941,6 +941,8 @@ async def test_a_leap_while_the_lock_is_waited_for_lengthens_no_grant_where_slot
     async with world(database_url, concurrency=2) as w:
         await set_by_hand(w)
         one = await w.process()
+        # Else it would have lapsed by then.
+        await w.db.execute("update control.owner set expires_at = expires_at + interval '2 hours'")
         demand, before = wanted(), await w.now()
         async with leaps_behind(w, "capacity_group", one.answer(demand)) as asking:
             assert await asking == "granted"
