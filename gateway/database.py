@@ -206,6 +206,7 @@ async def open_pool(
         command_timeout=STATEMENT_TIMEOUT_S,
         server_settings=settings,
         statement_cache_size=_cache_size(pooled=pooled),
+        reset=_nothing_to_undo,
     )
     try:
         yield pool
@@ -213,6 +214,14 @@ async def open_pool(
             await asyncio.wait_for(pool.close(), CONNECT_TIMEOUT_S)
     finally:
         pool.terminate()
+
+
+async def _nothing_to_undo(_connection: object) -> None:
+    """
+    A connection goes back to its pool as it is. Whatever runs on one is told what it needs with `set local`, since
+    behind a pooler a session is nobody's own. asyncpg's default would cost a round trip after each use; it rolls back a
+    transaction that was left open before this is called.
+    """
 
 
 def _may_be_starting(error: BaseException | None) -> bool:

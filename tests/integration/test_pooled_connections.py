@@ -12,6 +12,7 @@ import pytest
 from admission.contract import StoreUnavailable
 from admission.settings import AdmissionSettings, GroupSettings
 from admission.store import PooledConnection, Store
+from gateway import database
 from tests.fakes.postgres_proxy import postgres_proxy
 
 SETTINGS = AdmissionSettings(groups={"http://provider.test": GroupSettings()}, statement_s=0.7)
@@ -101,3 +102,19 @@ async def test_only_listen_goes_to_the_server_itself(database_url):
             with pytest.raises(StoreUnavailable):
                 await store.configure()
         await store.close()
+
+
+async def test_a_pool_asks_the_server_nothing_after_a_statement_and_leaves_no_transaction_open(database_url):
+    last = "select query from pg_stat_activity where application_name = 'tollbridge once'"
+    async with (
+        database.open_connection(database_url, name="tollbridge other") as other,
+        database.open_pool(database_url, name="tollbridge once", size=1) as pool,
+    ):
+        assert await pool.fetchval("select 41 + 1") == 42
+        assert await other.fetchval(last) == "select 41 + 1"
+        async with pool.acquire() as connection:
+            await connection.execute("begin; set local lock_timeout = '123ms'")
+            asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        async with pool.acquire() as connection:
+            assert not connection.is_in_transaction()
+            assert await connection.fetchval("show lock_timeout") == "0"
