@@ -13,6 +13,7 @@ of these slots would otherwise stay occupied until the hard deadline, at a cost 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -94,6 +95,8 @@ class Asking:
         if self._drops:
             self.chat, names = lacking(call.chat, route.provider.cannot)
             self.dropped = tuple(call.chat.written(name) for name in names)
+        #: With what this call asks of it in particular.
+        self.endpoint = self._its_endpoint()
         #: Seconds of the wait for its slot in which nobody was let through.
         self.cooldown_s = 0.0
         self._cooling_since: float | None = None
@@ -121,7 +124,7 @@ class Asking:
 
     def upstream(self, deadline: float) -> UpstreamCall:
         return UpstreamCall(
-            endpoint=self._endpoint,
+            endpoint=self.endpoint,
             model=self.route.model,
             request=self.chat,
             deadline=deadline,
@@ -132,15 +135,14 @@ class Asking:
     def embedding(self, deadline: float) -> EmbeddingCall:
         assert self.call.embedding is not None, "a call for embeddings says which"
         return EmbeddingCall(
-            endpoint=self._endpoint,
+            endpoint=self.endpoint,
             model=self.route.model,
             request=self.call.embedding,
             deadline=deadline,
             rendered=self.rendered,
         )
 
-    @property
-    def _endpoint(self) -> Endpoint:
+    def _its_endpoint(self) -> Endpoint:
         endpoint, betas = self.route.endpoint, self.call.betas
         if self._drops:
             endpoint = msgspec.structs.replace(endpoint, drops=DROPPED_WORDS)
@@ -363,17 +365,19 @@ class Attempt:
         self.started_at = time.monotonic()
         if not self.drain_s:
             return await dispatch(self)
-        task = self.dispatch = asyncio.create_task(dispatch(self), name="dispatch")
+        # A caller that leaves cancels its wait, and not the task.
+        task = asyncio.create_task(dispatch(self), name="dispatch")
+        self.dispatch = task
         if self.call.deadline is not None:
-            # A caller that leaves cancels this wait, and not the task.
             await asyncio.wait((task,), timeout=max(self.call.deadline - asyncio.get_running_loop().time(), 0.0))
             if not task.done():
                 raise Late
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done():
-                self.dispatch = None
+        else:
+            over = task.get_loop().create_future()
+            task.add_done_callback(functools.partial(_tell, over))
+            await over
+        self.dispatch = None
+        return task.result()
 
     async def connect(self, stream: AbstractAsyncContextManager[AsyncIterator[Batch]]) -> AsyncIterator[Batch]:
         """Opens what the adapter gives, until `disconnect`."""
@@ -541,7 +545,8 @@ class Attempt:
             return (self.usage.input_total or 0) + (self.usage.output_total or 0)
         return 0 if isinstance(self.error, Rejected) and not self._came_after_content else None
 
-    def settlement(self, cost: Cost) -> Settlement:
+    def settlement(self, report: AttemptReport) -> Settlement:
+        cost = report.cost
         error = self.error if isinstance(self.error, ProviderError) else None
         refused = isinstance(error, Rejected) and error.credential_fault
         left = self.remaining if error is None else error.remaining
@@ -549,7 +554,7 @@ class Attempt:
             # What is left for a credential that is refused says nothing of the others.
             left = _NOTHING_TOLD
         record = Record(
-            status=self.status(),
+            status=report.status,
             ended=self._ended(),
             usd=None if cost.usd is None else decimal_string(cost.usd),
             upper_bound_usd=bound_of(cost),
@@ -564,9 +569,9 @@ class Attempt:
             served_model=_kept(self.served_model),
             service_tier=self.service_tier,
             provider_request_id=_kept(self.provider_request_id),
-            error_class=None if error is None else error.error_class.value,
+            error_class=report.error_class,
             error_code=None if error is None else _kept(error.code),
-            http_status=None if error is None else error.status,
+            http_status=report.http_status,
             list_usd=None if cost.list_usd is None else decimal_string(cost.list_usd),
             flags=cost.flags,
             queued_ms=round(self.lease.queued_s * 1000),
@@ -590,6 +595,11 @@ class Attempt:
             state=cost.state,
             record=_encoded(record),
         )
+
+
+def _tell(over: asyncio.Future[None], _task: asyncio.Task[Any]) -> None:
+    if not over.done():
+        over.set_result(None)
 
 
 def _cannot_tell(call: Call, route: Route) -> frozenset[str]:
@@ -677,7 +687,7 @@ class Attempts:
         try:
             await attempt.disconnect()
         finally:
-            self._settling.settle_unheard(attempt.settlement(attempt.cost()))
+            self._settling.settle_unheard(attempt.settlement(attempt.report(attempt.cost())))
 
     async def close(self, until: float) -> None:
         """Lets answers be read on until that time of the event loop, then closes what is left. All are settled."""
@@ -696,9 +706,9 @@ class Attempts:
         """Settles an attempt by what is known of its end."""
         await attempt.disconnect()
         attempt.settled = True
-        cost = attempt.cost()
-        attempt.reports.append(attempt.report(cost))
-        settled = await self._settling.settle(attempt.settlement(cost))
+        report = attempt.report(attempt.cost())
+        attempt.reports.append(report)
+        settled = await self._settling.settle(attempt.settlement(report))
         if isinstance(settled, Unacknowledged):
             return Receipt(acknowledged=False, lasting=settled is Unacknowledged.PENDING)
         if settled.counters is None:

@@ -119,7 +119,7 @@ class Billing:
         """
         chat, provider = call.chat, route.provider
         window = self._prices.context_window(provider.base_url, route.model)
-        only_text = all(isinstance(part, Text) for message in chat.messages for part in message.content)
+        only_text = _is_text(chat)
         return cost.ceiling(
             body_bytes=size_of(chat),
             messages=len(chat.messages),
@@ -177,6 +177,15 @@ def _output(call: Call, route: Route) -> int:
     return call.chat.max_output_tokens or route.provider.max_output_tokens or _USUAL_OUTPUT_TOKENS
 
 
+def _is_text(chat: ChatRequest) -> bool:
+    """Nothing of it but text is for the model to read."""
+    for message in chat.messages:
+        for part in message.content:
+            if not isinstance(part, Text):
+                return False
+    return True
+
+
 def size_of(chat: ChatRequest) -> int:
     """Bytes of what the model is to read, as JSON."""
     if chat.native is not None:
@@ -228,7 +237,7 @@ def _cost(charge: cost.Charge) -> Cost:
         price_version=charge.price_version,
         reason=None if charge.reason is None else charge.reason.value,
         list_usd=charge.list_usd,
-        flags=tuple(flag.value for flag in charge.flags),
+        flags=tuple(flag.value for flag in charge.flags) if charge.flags else (),
     )
 
 

@@ -104,7 +104,7 @@ class Unacknowledged(enum.Enum):
 class _Underway:
     """A settlement that the store has not acknowledged."""
 
-    __slots__ = ("entry", "heard", "late_at", "overdue", "settlement", "store")
+    __slots__ = ("entry", "heard", "late_at", "settlement", "store")
 
     def __init__(self, settlement: Settlement, store: asyncio.Future[Settled], late_at: float) -> None:
         self.settlement = settlement
@@ -114,7 +114,6 @@ class _Underway:
         #: Done once the store has said something, or has had its time.
         self.heard: asyncio.Future[None] = store.get_loop().create_future()
         self.entry: Entry | None = None
-        self.overdue = False
 
     def tell(self) -> None:
         if not self.heard.done():
@@ -132,11 +131,10 @@ class Settling:
         self._controller = controller
         self._patience_s = patience_s
         self._journal = journal
-        self._underway: set[_Underway] = set()
-        #: Those that may become late, in the order in which they do, and the one timer for all of them.
+        #: Those that may become late, in the order in which they do, some of them ended; and the timer for all of them.
         self._in_time: deque[_Underway] = deque()
         self._alarm: asyncio.TimerHandle | None = None
-        self._overdue = 0
+        self._overdue: set[_Underway] = set()
         self._parking: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
@@ -145,9 +143,10 @@ class Settling:
         try:
             yield self
         finally:
-            for underway in self._underway:
+            left = self._outstanding()
+            for underway in left:
                 self._keep(underway)
-            written = [underway.entry.written for underway in self._underway if underway.entry is not None]
+            written = [underway.entry.written for underway in left if underway.entry is not None]
             if waiting := [*written, *self._parking]:
                 await asyncio.wait(waiting, timeout=STALL_S)
 
@@ -155,6 +154,14 @@ class Settling:
     def fault(self) -> str | None:
         """Why a settlement that the store does not take might be lost: nothing may be dispatched while this is so."""
         return None if self._journal is None else self._journal.fault
+
+    @property
+    def outstanding(self) -> int:
+        """How many the store has not acknowledged."""
+        return len(self._outstanding())
+
+    def _outstanding(self) -> list[_Underway]:
+        return [*self._overdue, *(underway for underway in self._in_time if not underway.store.done())]
 
     async def settle(self, settlement: Settlement) -> Settled | Unacknowledged:
         """Ends an attempt. It is on its way even if this is cancelled."""
@@ -177,7 +184,6 @@ class Settling:
     def _begin(self, settlement: Settlement) -> _Underway:
         store = self._controller.settle(settlement)
         underway = _Underway(settlement, store, store.get_loop().time() + self._patience_s)
-        self._underway.add(underway)
         store.add_done_callback(functools.partial(self._ended, underway))
         if self._overdue:
             # The store is away: what ends now need not wait to find that out.
@@ -200,8 +206,7 @@ class Settling:
 
     def _late(self, underway: _Underway) -> None:
         if not underway.store.done():
-            underway.overdue = True
-            self._overdue += 1
+            self._overdue.add(underway)
             self._keep(underway)
             underway.tell()
 
@@ -210,8 +215,7 @@ class Settling:
             underway.entry = self._journal.append(keep(underway.settlement))
 
     def _ended(self, underway: _Underway, store: asyncio.Future[Settled]) -> None:
-        self._underway.discard(underway)
-        self._overdue -= underway.overdue
+        self._overdue.discard(underway)
         # What has ended is not kept until it would have been late.
         while self._in_time and self._in_time[0].store.done():
             self._in_time.popleft()

@@ -215,7 +215,7 @@ def upper_bound(
     Counts of `usage` are taken as final and `limits` stands in for those it lacks, at the dearest price that any such
     token can have, of every tier that may serve what was asked for.
     """
-    if price is None or _implausible(usage):
+    if price is None or (usage is not NOTHING and _implausible(usage)):
         return None
     most: Decimal | None = None
     for tier in may_serve(price, asked_tier):
@@ -334,14 +334,14 @@ def _tier_bound(price: KnownPrice, limits: Ceiling, usage: Usage) -> Decimal | N
 
 def _band_bound(price: Price, usage: Usage, limits: Ceiling) -> Decimal | None:
     amount_in, amount_out = _input_amount(price, usage), _output_amount(price, usage)
-    if amount_in is None:
-        rates = _input_rates(price)
+    if amount_in is None and limits.input_tokens is not None:
+        rate = price.dearest_text
         if price.media is not None and not limits.only_text:
-            rates += _media_rates(price.media, "input_image", "input_audio", "input_video")
-            rates += _media_rates(price.media, "cache_read_image", "cache_read_audio")
-        amount_in = _at_most(limits.input_tokens, rates)
-    if amount_out is None:
-        amount_out = _at_most(limits.output_tokens, _output_rates(price))
+            kinds = ("input_image", "input_audio", "input_video", "cache_read_image", "cache_read_audio")
+            rate = max(rate, *_media_rates(price.media, *kinds))
+        amount_in = _EXACT.multiply(rate, limits.input_tokens)
+    if amount_out is None and limits.output_tokens is not None:
+        amount_out = _EXACT.multiply(price.dearest_output, limits.output_tokens)
     if amount_in is None or amount_out is None:
         return None
     return _dollars(price, amount_in, amount_out, usage)
@@ -353,11 +353,11 @@ def _band_bound(price: Price, usage: Usage, limits: Ceiling) -> Decimal | None:
 def _input_amount(price: Price, usage: Usage) -> Decimal | None:
     """Millionths of a dollar; None where the tokens are not known and would cost something."""
     if not usage.input_total:
-        return None if any(_input_rates(price)) or _costs_media(price.media) else _ZERO
+        return None if price.dearest_text or _costs_media(price.media) else _ZERO
     read, write_5m, write_1h = usage.cache_read or 0, usage.cache_write_5m or 0, usage.cache_write_1h or 0
     amount = _EXACT.multiply(price.input, usage.input_total - read - write_5m - write_1h)
     if read or write_5m or write_1h:
-        _, read_rate, write_5m_rate, write_1h_rate = _input_rates(price)
+        _, read_rate, write_5m_rate, write_1h_rate = price.input_rates
         amount = _EXACT.fma(read_rate, read, amount)
         amount = _EXACT.fma(write_5m_rate, write_5m, amount)
         amount = _EXACT.fma(write_1h_rate, write_1h, amount)
@@ -395,7 +395,7 @@ def _media_input(price: Price, media: Media, usage: Usage) -> Decimal:
 def _output_amount(price: Price, usage: Usage) -> Decimal | None:
     """Millionths of a dollar; None where the tokens are not known and would cost something."""
     if usage.output_total is None:
-        return None if any(_output_rates(price)) else _ZERO
+        return None if price.dearest_output else _ZERO
     amount = _EXACT.multiply(price.output, usage.output_total)
     if usage.reasoning and price.reasoning is not None:
         amount = _EXACT.fma(_EXACT.subtract(price.reasoning, price.output), usage.reasoning, amount)
@@ -409,32 +409,12 @@ def _output_amount(price: Price, usage: Usage) -> Decimal | None:
     return amount
 
 
-def _input_rates(price: Price) -> tuple[Decimal, ...]:
-    """Uncached, read, written for 5 minutes, written for an hour."""
-    write_5m = price.input if price.cache_write_5m is None else price.cache_write_5m
-    return (
-        price.input,
-        price.input if price.cache_read is None else price.cache_read,
-        write_5m,
-        write_5m if price.cache_write_1h is None else price.cache_write_1h,
-    )
-
-
-def _output_rates(price: Price) -> tuple[Decimal, ...]:
-    rates = (price.output,) if price.reasoning is None else (price.output, price.reasoning)
-    return rates if price.media is None else rates + _media_rates(price.media, "output_image", "output_audio")
-
-
 def _media_rates(media: Media, *names: str) -> tuple[Decimal, ...]:
     return tuple(rate for name in names if (rate := getattr(media, name)) is not None)
 
 
 def _costs_media(media: Media | None) -> bool:
     return media is not None and any(_media_rates(media, "input_image", "input_audio", "input_video"))
-
-
-def _at_most(tokens: int | None, rates: tuple[Decimal, ...]) -> Decimal | None:
-    return None if tokens is None else _EXACT.multiply(max(rates), tokens)
 
 
 def _dollars(price: Price, amount_in: Decimal, amount_out: Decimal, usage: Usage) -> Decimal:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Context, Decimal
+from functools import cached_property
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -55,7 +56,7 @@ class Media(msgspec.Struct, frozen=True, kw_only=True):
     output_audio: Decimal | None = None
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True):
+class Price(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """
     What one model costs: USD per million tokens, and per call.
 
@@ -79,6 +80,30 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     #: What holds instead where the provider says that another tier than its standard one served the call.
     service_tiers: Mapping[str, KnownPrice] = {}
+
+    @cached_property
+    def input_rates(self) -> tuple[Decimal, ...]:
+        """Of text: uncached, read, written for 5 minutes, written for an hour."""
+        write_5m = self.input if self.cache_write_5m is None else self.cache_write_5m
+        return (
+            self.input,
+            self.input if self.cache_read is None else self.cache_read,
+            write_5m,
+            write_5m if self.cache_write_1h is None else self.cache_write_1h,
+        )
+
+    @cached_property
+    def dearest_text(self) -> Decimal:
+        """What a token of input can cost at most, where it is of text."""
+        return max(self.input_rates)
+
+    @cached_property
+    def dearest_output(self) -> Decimal:
+        """What a token of output can cost at most."""
+        rates = [self.output, self.reasoning]
+        if self.media is not None:
+            rates += [self.media.output_image, self.media.output_audio]
+        return max(rate for rate in rates if rate is not None)
 
 
 class Banded(msgspec.Struct, frozen=True, kw_only=True):

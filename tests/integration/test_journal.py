@@ -203,7 +203,7 @@ async def test_a_settlement_that_is_taken_in_time_never_touches_the_disk(databas
             assert isinstance(settled, Settled)
             assert settled.applied
         one.settling.settle_unheard(charge(await one.lease()))
-        await until(lambda: not one.settling._underway)
+        await until(lambda: not one.settling.outstanding)
         assert one.disk.syncs == syncs
 
 
@@ -368,7 +368,7 @@ async def test_once_the_store_is_away_what_ends_is_kept_at_once(database_url, tm
         await until(lambda: not one.journal.outstanding)
         one.settling._patience_s = 30.0
         assert isinstance(await one.settling.settle(charge(await one.lease())), Settled)
-        assert one.settling._overdue == 0
+        assert one.settling._overdue == set()
 
 
 async def test_a_process_that_ends_while_the_store_is_away_leaves_everything_on_the_disk(database_url, tmp_path):
@@ -474,7 +474,7 @@ async def test_a_journal_that_cannot_be_written_stops_admission_until_it_can(dat
         completion = await line.pipeline.complete(call("m"))
         assert (completion.outcome.settlement, completion.outcome.counters) == ("pending", None)
         away.clear()
-        await until(lambda: not settling._underway)
+        await until(lambda: not settling.outstanding)
         assert [row["state"] for row in await line.invocations()] == ["charged", "charged"]
         await line.audit()
         assert await line.slots() == []
@@ -491,7 +491,7 @@ async def test_an_error_says_that_its_settlement_is_pending(database_url, tmp_pa
         assert raised.value.outcome is not None
         assert raised.value.outcome.settlement == "pending"
         away.clear()
-        await until(lambda: not settling._underway)
+        await until(lambda: not settling.outstanding)
         assert [row["state"] for row in await line.invocations()] == ["zero"]
 
 

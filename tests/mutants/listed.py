@@ -1198,8 +1198,8 @@ _TIME: Final = [
         31,
         "a settlement is not kept when the store does not take it",
         SETTLING,
-        "self._overdue += 1\n            self._keep(underway)",
-        "self._overdue += 1",
+        "self._overdue.add(underway)\n            self._keep(underway)",
+        "self._overdue.add(underway)",
         _replays("what_the_store_does_not_take_is_kept_and_settled_when_it_is_back"),
     ),
     _m(
