@@ -214,10 +214,10 @@ class StreamParser(Protocol):
         ...
 
     @property
-    def ended_by(self) -> int | None:
+    def ended_at(self) -> tuple[int, int] | None:
         """
-        Which event of its feed, counted from 1, ended the stream: by proof, or by a failure that may yet have to come
-        out. None while it goes on.
+        What of its feed ended the stream, by proof or by a failure that may yet have to come out: behind how many
+        bytes, which are whole events, and which event there, counted from 1. None while it goes on.
         """
         ...
 

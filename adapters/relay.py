@@ -108,8 +108,8 @@ class RelayedStream:
         return self._parser.finished
 
     @property
-    def ended_by(self) -> int | None:
-        return self._parser.ended_by
+    def ended_at(self) -> tuple[int, int] | None:
+        return self._parser.ended_at
 
     @property
     def payloads(self) -> int:
@@ -130,8 +130,8 @@ class RelayedStream:
             return self._parser.feed(data)
         whole = self._frames.feed(data)
         events = self._parser.feed(whole)
-        if self._parser.ended_by is not None:
-            self._end(whole, self._parser.ended_by)
+        if self._parser.ended_at is not None:
+            self._end(whole, *self._parser.ended_at)
         elif whole:
             self._whole.append(whole)
         if self._parser.finished:
@@ -143,12 +143,16 @@ class RelayedStream:
                 raise self._failure
         return events
 
-    def _end(self, whole: bytes, ended_by: int) -> None:
-        """Of events of which that one ended the stream, what may be passed on: those before it, and the terminal."""
+    def _end(self, whole: bytes, before: int, number: int) -> None:
+        """
+        Of events of which that one ended the stream, what may be passed on: those before it, and the terminal.
+        `number` is that of the event behind the bytes `before`.
+        """
+        self._whole.append(whole[:before])
         decoder = EventDecoder()
-        for frame in each(whole):
-            ended_by -= len(decoder.feed(frame))
-            if ended_by <= 0:
+        for frame in each(whole[before:]):
+            number -= len(decoder.feed(frame))
+            if number <= 0:
                 self._terminal = frame if self._parser.finished else b""
                 return
             self._whole.append(frame)

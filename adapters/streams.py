@@ -23,6 +23,9 @@ from metering.usage import NOTHING, Usage
 
 #: How often it is learned in vain what the events have in common, before it is left.
 _LESSONS = 4
+#: Of so many events it is learned, where a read of more than so many bytes has more of them.
+_LESSON = 3
+_WORTH_A_LESSON = 1024
 #: Bytes of which no event can be too large, in any way: they hold fewer values than one may have.
 _SMALL = MAX_VALUES
 
@@ -47,11 +50,11 @@ class ProvenStream(ABC):
         self._failure: ProviderError | None = None
         self._finished = False
         self._payloads = 0
-        #: The events of one read, while they are taken.
+        #: The events that are being taken, how many they are, and so many bytes of their feed came before them.
         self._received: Iterator[ServerSentEvent] = iter(())
-        #: How many events the present feed has had, those among them.
-        self._fed = 0
-        self._ended_by: int | None = None
+        self._count = 0
+        self._before = 0
+        self._ended_at: tuple[int, int] | None = None
         #: Where it was learned, what the events have in common that say a text and nothing else.
         self._alike: Alike | None = None
         self._lessons = _LESSONS
@@ -65,8 +68,8 @@ class ProvenStream(ABC):
         return self._payloads
 
     @property
-    def ended_by(self) -> int | None:
-        return self._ended_by
+    def ended_at(self) -> tuple[int, int] | None:
+        return self._ended_at
 
     def feed(self, data: bytes) -> Batch:
         if self._failure is not None:
@@ -74,51 +77,73 @@ class ProvenStream(ABC):
         if not data:
             return ()
         events: list[Event] = []
-        self._fed = 0
-        if self._alike is not None and not self._finished and len(data) < _SMALL:
-            data = self._take_alike(self._alike, data, events)
+        self._before = 0
+        likely = self._alike is not None or (self._lessons and len(data) > _WORTH_A_LESSON)
+        if likely and not self._finished and len(data) < _SMALL:
+            data = self._take_alike(data, events)
         if data:
             self._read(data, events)
         return self._given(events) if self._finished or self._failure is not None else events
 
     def _read(self, data: bytes, events: list[Event]) -> None:
         """Bytes to what they mean, each event by itself."""
+        self._received, self._count = iter(()), 0
         try:
             received = self._body.feed(data)
         except EventTooLarge as error:
             self._fail(_too_large(), error)
             return
-        self._fed += len(received)
-        self._received = iter(received)
+        self._received, self._count = iter(received), len(received)
         self._take(self._received, events)
-        if received and self._lessons and self._ended_by is None and events and type(events[-1]) is TextDelta:
+        self._before += len(data)
+        if received and self._lessons and self._ended_at is None and events and type(events[-1]) is TextDelta:
             self._lessons -= 1
             self._alike = learned(*received[-1], self._piece) or self._alike
 
-    def _take_alike(self, alike: Alike, data: bytes, events: list[Event]) -> bytes:
-        """The same of the events that are like one that was read before; what is left to be read."""
-        if not self._body.between:
+    def _take_alike(self, data: bytes, events: list[Event]) -> bytes:
+        """
+        The same of the events that are like one that was read before; and where that is not known, or nothing is like
+        it any more, of as many others as it takes to learn it. What is left to be read.
+        """
+        if self._alike is not None and not self._body.between:
             end = data.find(b"\n\n") + 2
             if end == 1:
                 return data
             self._read(data[:end], events)
-            data = data[end:] if self._failure is None else b""
-            if self._finished or not self._body.between:
-                return data
+            data = data[end:]
+        while self._ended_at is None:
+            known = self._alike
+            size = self._repeat(known, data, events) if known is not None else 0
+            data = data[size:]
+            if not self._lessons:
+                break
+            end = _lesson(data)
+            if end == 0:
+                break
+            self._read(data[:end], events)
+            data = data[end:]
+            if self._alike is known:
+                break
+        return data if self._failure is None else b""
+
+    def _repeat(self, alike: Alike, data: bytes, events: list[Event]) -> int:
+        """Takes what is like that, at the beginning of `data`; of how many bytes it was."""
+        if not self._body.between:
+            return 0
         text, count, size = alike.read(data)
         if not count:
             if not self._lessons:
                 self._alike = None
-            return data
+            return 0
         self._lessons = _LESSONS
-        self._fed += count
         self._payloads += count
+        self._before += size
         piece = alike.piece
         self._id, self._model = piece.id or self._id, piece.model or self._model
         self._tier = piece.tier or self._tier
         if text:
             events.append(TextDelta(text, piece.choice))
-        return data[size:]
+        return size
 
     def close(self) -> Batch:
         if self._failure is not None:
@@ -143,8 +168,7 @@ class ProvenStream(ABC):
         except EventTooLarge as error:
             self._fail(_too_large(), error)
             return
-        self._received = iter(received)
-        self._take(self._received, events)
+        self._take(received, events)
         if isinstance(self._failure, Broken):
             # The event that was left open was cut short, and no more can be said of it.
             self._failure = None
@@ -187,7 +211,7 @@ class ProvenStream(ABC):
             if cause is not None:
                 failure.__cause__ = cause
             self._failure = failure
-            self._ended_by = self._fed - length_hint(self._received)
+            self._ended_at = self._before, self._count - length_hint(self._received)
 
     def _report(self, usage: Usage, cost: str | None, events: list[Event]) -> None:
         """What the call cost so far, where that is news."""
@@ -206,7 +230,7 @@ class ProvenStream(ABC):
     def _finish(self, ends: Iterable[ChoiceEnd], events: list[Event], omitted: Iterable[str] = ()) -> None:
         """The answer is proven complete."""
         self._finished = True
-        self._ended_by = self._fed - length_hint(self._received)
+        self._ended_at = self._before, self._count - length_hint(self._received)
         events.append(
             Finished(
                 ends=tuple(ends),
@@ -236,3 +260,13 @@ def _too_large() -> Broken:
 
 def _is_last(event: Event) -> bool:
     return isinstance(event, Finished)
+
+
+def _lesson(data: bytes) -> int:
+    """Where the events end from which it is to be learned what those behind them have in common; 0 for too few."""
+    end = 0
+    for _ in range(_LESSON):
+        end = data.find(b"\n\n", end) + 2
+        if end == 1:
+            return 0
+    return end if end < len(data) else 0

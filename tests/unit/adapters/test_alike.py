@@ -73,7 +73,7 @@ def outcome(protocol: str, pieces: list[bytes]) -> tuple[list[Event], ProviderEr
 
 
 @pytest.mark.parametrize("protocol", FORMATS)
-@given(texts=st.lists(_good | _odd, min_size=2, max_size=12), data=st.data())
+@given(texts=st.lists(_good | _odd, min_size=2, max_size=24), data=st.data())
 @settings(deadline=None)
 @example(texts=[b"a", b"b", b"c\\", b"nd", b"e"], data=None)
 @example(texts=[b"a", b"b", b"\xc3", b"\xa9"], data=None)
@@ -90,7 +90,8 @@ def test_they_mean_the_same_however_they_are_cut(protocol, texts, data):
         ends = [sum(map(len, events[:n])) for n in data.draw(st.sets(st.integers(2, len(events)), max_size=4))]
         places = sorted({0, len(body), *cuts, *ends})
         pieces = [body[a:b] for a, b in pairwise(places)]
-    whole, whole_error, payloads, _ = outcome(protocol, [body])
+    # Byte by byte nothing is ever read together.
+    whole, whole_error, payloads, _ = outcome(protocol, [body[i : i + 1] for i in range(len(body))])
     split, split_error, split_payloads, raw = outcome(protocol, pieces)
     assert joined(split) == joined(whole)
     assert str(split_error) == str(whole_error)
@@ -110,6 +111,18 @@ def test_what_came_together_is_one_delta_and_goes_on_as_it_came(protocol):
     assert relay.take() == together
     assert relay.feed(event(b"e") + end[:9]) == [TextDelta("e")]
     assert relay.take() == event(b"e")
+
+
+def test_a_long_read_is_learned_from_in_its_midst_and_passed_on_up_to_its_terminal():
+    texts = [f"t{i}" for i in range(50)]
+    said = b"".join(chat_event(text.encode()) for text in texts)
+    relay = RelayedStream(new("chat_completions"))
+    events = relay.feed(said + CHAT_END + b": late\n\n")
+    told = [event.text for event in events if isinstance(event, TextDelta)]
+    assert (told[-1], "".join(told)) == ("".join(texts[3:]), "".join(texts))
+    assert (relay.take() or b"") + relay.terminal == said + CHAT_END
+    assert relay.terminal == b"data: [DONE]\n\n"
+    assert relay.payloads == 52
 
 
 def test_text_of_a_block_that_was_closed_is_an_error_though_it_is_like_what_came_before():
