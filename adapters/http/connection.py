@@ -181,6 +181,7 @@ class Connection(asyncio.Protocol):
         "_answer",
         "_complete",
         "_fields",
+        "_gone",
         "_keeper",
         "_kept",
         "_loop",
@@ -215,6 +216,8 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._kept = False
         self._paused = False
+        #: Its end has come.
+        self._gone = False
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -229,7 +232,8 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Nothing is known of its end yet."""
-        return not self._transport.is_closing()
+        # A transport of TLS may be lost and not say that it closes.
+        return not (self._gone or self._transport.is_closing())
 
     def send(self, start: bytes, body: bytes | None, clock: Clock) -> Answer:
         """A request with this start of its head. From here on it is not known whether any of it has left."""
@@ -310,6 +314,7 @@ class Connection(asyncio.Protocol):
         del self._parser
 
     def _ends(self, error: Exception | None) -> None:
+        self._gone = True
         answer, self._answer = self._answer, None
         if answer is None:
             return

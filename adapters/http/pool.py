@@ -64,7 +64,7 @@ class Pool:
         patience = asyncio.timeout_at(until)
         try:
             async with patience:
-                return await self._connected(origin)
+                connection = await self._connected(origin)
         except ssl.SSLError as error:
             raise NotSent("no connection to the provider", code="tls") from error
         except OSError as error:
@@ -74,6 +74,10 @@ class Pool:
             raise NotSent("no connection to the provider", code=code) from error
         finally:
             clock.spend(self._loop.time() - start)
+        if not connection.usable:
+            # What is sent on it now goes nowhere, and nobody would say so: its end was told before there was an answer.
+            raise NotSent("the provider closed the connection at once", code="connect_failed")
+        return connection
 
     async def _connected(self, origin: Origin) -> Connection:
         try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import ssl
+import time
 from collections.abc import AsyncIterator
 
 import pytest
@@ -181,6 +184,40 @@ async def test_a_handshake_that_does_not_end_is_given_up_in_time_and_its_socket_
                 await pool.connect(origin, clock(deadline_s), within_s)
             assert caught.value.code == code
             await until(closed.is_set)
+
+
+async def test_a_provider_that_closes_what_it_has_just_accepted_leaves_nobody_waiting(pool, tmp_path, monkeypatch):
+    """Its last word of the handshake and its end may come in one turn of the loop, before anybody can send."""
+    served, certificate = self_signed(tmp_path, "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    # In later versions the last word is the client's.
+    served.maximum_version = ssl.TLSVersion.TLSv1_2
+    tries = 4
+
+    def serve() -> None:
+        for _ in range(tries):
+            accepted, _ = listening.accept()
+            with served.wrap_socket(accepted, server_side=True):
+                pass
+
+    def hold_up() -> None:
+        if not over.is_set():
+            time.sleep(0.01)
+            loop.call_soon(hold_up)
+
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(20)
+        provider = loop.run_in_executor(None, serve)
+        loop.call_soon(hold_up)
+        try:
+            for _ in range(tries):
+                with pytest.raises((NotSent, Broken)) as caught:
+                    await asyncio.wait_for(asked(pool, f"https://localhost:{listening.getsockname()[1]}"), 20)
+                assert caught.value.code in {"connect_failed", "connection_lost"}
+        finally:
+            over.set()
+        await provider
 
 
 async def test_who_leaves_while_a_connection_is_made_leaves_none_behind(pool):
