@@ -60,6 +60,7 @@ T = TypeVar("T")
 
 #: What every format has a place for, and most of a stream is.
 _SAID_BY_ALL: Final = frozenset({TextDelta, ToolCallDelta})
+_GOES_ON: Final = _SAID_BY_ALL | {Native}
 
 #: While these are the reason of a wait nobody is let through, however few are at work.
 _COOLING: Final = frozenset({"cooldown", "rate_limited", "credential_rejected", "quota_exhausted"})
@@ -297,6 +298,12 @@ class Attempt:
             self.first_byte_s = time.monotonic() - self.started_at
         self.content = self.content or bool(deltas)
         return deltas
+
+    def passed(self, batch: Sequence[Event]) -> Sequence[Delta]:
+        """A batch that came after content: what the caller gets of it. Most of them go on as they are."""
+        if self.content and not self._native and _GOES_ON.issuperset(map(type, batch)):
+            return cast("Sequence[Delta]", batch)
+        return self.item(self.observe(batch))
 
     def _noted(self, event: Event) -> bool:
         """Takes note of what it says, if it is no delta."""

@@ -294,7 +294,7 @@ class Pipeline:
             yield item
         try:
             while attempt.finished is None:
-                if item := attempt.item(attempt.observe(await attempt.next_batch())):
+                if item := attempt.passed(await attempt.next_batch()):
                     yield item
         except Late:
             attempt.late = True
