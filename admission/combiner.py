@@ -2,7 +2,8 @@
 Combining: what arrives while a statement is in flight goes out together as the next one.
 
 Under load one round trip and one commit then serve many requests; without load nothing waits, since an idle lane sends
-at once. Only the lane awaits the database, callers await futures, so a cancelled caller never breaks a statement off.
+after two turns of the loop, which take as long as there is something else to do. Only the lane awaits the database,
+callers await futures, so a cancelled caller never breaks a statement off.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ _Pending: TypeAlias = tuple[E, asyncio.Future[Any], bool]
 
 #: Elements in one statement. Past this the database does not get faster, and one slow batch delays the rest.
 BATCH = 128
+
+
+#: Turns of the loop before a statement goes out. Requests of one moment are read, and answers of one statement handed
+#: on, one after the other: with these turns they meet in one statement. Measured at 16 requests at once, two of them
+#: spare half of PostgreSQL's CPU and a sixth of the process's; a third spares no more.
+_TURNS: Final = 2
 
 
 class Lane(Generic[E, R]):
@@ -68,6 +75,8 @@ class Lane(Generic[E, R]):
 
     async def _run(self) -> None:
         while self._pending:
+            for _ in range(_TURNS):
+                await asyncio.sleep(0)
             batch = [self._pending.popleft() for _ in range(min(len(self._pending), self._batch))]
             await self._deliver(batch)
 

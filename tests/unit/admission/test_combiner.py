@@ -14,18 +14,36 @@ from admission.contract import Rejected
 
 async def test_what_arrives_while_a_statement_is_in_flight_goes_out_together():
     sent: list[list[int]] = []
+    under_way, answered = asyncio.Event(), asyncio.Event()
 
     async def send(batch: Sequence[int]) -> Sequence[int]:
         sent.append(list(batch))
-        await asyncio.sleep(0)
+        under_way.set()
+        await answered.wait()
         return [2 * element for element in batch]
 
     lane: Lane[int, int] = Lane(send, batch=3)
     first = lane.submit(1)
-    await asyncio.sleep(0)
+    await under_way.wait()
     rest = [lane.submit(element) for element in (2, 3, 4, 5)]
+    answered.set()
     assert await asyncio.gather(first, *rest) == [2, 4, 6, 8, 10]
     assert sent == [[1], [2, 3, 4], [5]]
+
+
+async def test_what_arrives_in_the_next_turn_of_the_loop_goes_out_with_what_is_there():
+    sent: list[list[int]] = []
+
+    async def send(batch: Sequence[int]) -> Sequence[int]:
+        sent.append(list(batch))
+        return batch
+
+    lane: Lane[int, int] = Lane(send)
+    first = lane.submit(1)
+    await asyncio.sleep(0)
+    second = lane.submit(2)
+    assert await asyncio.gather(first, second) == [1, 2]
+    assert sent == [[1, 2]]
 
 
 async def test_one_bad_element_fails_alone():
