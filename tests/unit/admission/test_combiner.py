@@ -42,7 +42,7 @@ async def test_what_arrives_in_the_next_turn_of_the_loop_goes_out_with_what_is_t
     first = lane.submit(1)
     await asyncio.sleep(0)
     second = lane.submit(2)
-    assert await asyncio.gather(first, second) == [1, 2]
+    assert [await first, await second] == [1, 2]
     assert sent == [[1, 2]]
 
 
