@@ -14,7 +14,7 @@ class JobsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """All times in seconds."""
 
     #: Jobs in flight in one process. What a provider may take at once is admission's business.
-    concurrency: Count = 32
+    concurrency: Count = 64
     #: The deadline of a job that names none.
     deadline_s: Seconds = 86_400.0
     longest_deadline_s: Seconds = 30 * 86_400.0
