@@ -506,7 +506,7 @@ async def test_a_settlement_of_a_ticket_nobody_knows_is_not_applied(processes: P
 
 async def test_an_uncertain_slot_stays_until_its_window_has_passed(processes: Processes):
     one, _ = await processes(concurrency=1)
-    row = await one.granted(wanted(execution_limit_s=0.1, isolation_s=0.2))
+    row = await one.granted(wanted(execution_limit_s=0.1, isolation_s=1.0))
     await one.settle(uncertain(row))
     waiting = wanted()
     assert await one.answer(waiting) == "queued"

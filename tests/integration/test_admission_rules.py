@@ -415,6 +415,25 @@ async def test_a_tombstone_stops_a_late_acquire_where_slots_are_free(database_ur
         assert not await w.holds(never.ticket_id)
 
 
+async def test_a_tombstone_stops_an_acquire_that_is_just_under_way(database_url):
+    async with world(database_url) as w:
+        other = await w.process()
+        inside = await asyncpg.connect(database_url)
+        first = await w.process(inside)
+        transaction = inside.transaction()
+        await transaction.start()
+        late = wanted()
+        # Its answer is lost, and it is still at work when whoever asked gives it up.
+        assert await first.answer(late) == "granted"
+        giving_up = asyncio.create_task(other.store.abandon(0, [late.ticket_id], tombstone=True))
+        await met(w, giving_up)
+        await transaction.commit()
+        await giving_up
+        assert not await w.holds(late.ticket_id)
+        assert await other.answer(late) == "ended"
+        await inside.close()
+
+
 async def test_a_replay_where_slots_are_free_is_told_of_its_first_grant(database_url):
     async with world(database_url) as w:
         one = await w.process()
@@ -452,6 +471,31 @@ async def test_a_debit_that_gets_a_ticket_in_two_groups_at_once_gets_one(databas
         await met(w, asking)
         await transaction.commit()
         assert (await asking)[late.ticket_id].answer == "duplicate_debit"
+        await inside.close()
+
+
+@pytest.mark.parametrize("end", [ended, uncertain])
+@pytest.mark.parametrize("replayed", [False, True])
+async def test_who_asks_again_while_an_attempt_is_being_settled_gets_no_second_lease(database_url, end, replayed):
+    async with world(database_url) as w:
+        inside = await asyncpg.connect(database_url)
+        first = await w.process(inside)
+        other = first if replayed else await w.process()
+        held = wanted(debit_id="d")
+        row = await first.granted(held)
+        transaction = inside.transaction()
+        await transaction.start()
+        assert await first.settle(end(row), judged=False) == [True]
+        # The row that stands in its way is going: whoever waits for that finds its place free.
+        again = held if replayed else wanted(debit_id="d")
+        other.store._idle.put_nowait(None)  # type: ignore[attr-defined]  # not the one in the transaction
+        asking = asyncio.create_task(other.answer(again))
+        await met(w, asking)
+        await transaction.commit()
+        # A replay may still be told of its first grant; there is none beside it.
+        assert await asking in (("granted", "ended") if replayed else ("duplicate_debit",))
+        left = await w.db.fetch("select ticket_id, state from control.ticket")
+        assert [tuple(found) for found in left] == ([(held.ticket_id, "quarantined")] if end is uncertain else [])
         await inside.close()
 
 

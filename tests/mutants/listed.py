@@ -284,6 +284,14 @@ _ADMISSION: Final = [
     ),
     _m(
         5,
+        "a debit that is just being settled is free",
+        USUAL,
+        "q.state <> 'quarantined') is null",
+        "q.state <> 'quarantined' and false) is null",
+        _rules("who_asks_again_while_an_attempt_is_being_settled_gets_no_second_lease"),
+    ),
+    _m(
+        5,
         "another process is granted the same ticket",
         ACQUIRE,
         "case when (e.live).owner_id <> p_owner then 'duplicate_debit'",
@@ -1157,6 +1165,14 @@ _TIME: Final = [
         "if p_tombstone then",
         "if false then",
         _stores("a_tombstone_stops_a_late_acquire"),
+    ),
+    _m(
+        31,
+        "who is given up is not waited for",
+        SETTLE,
+        "where p_tombstone or c.probe = any (p_ticket)",
+        "where c.probe = any (p_ticket)",
+        _rules("a_tombstone_stops_an_acquire_that_is_just_under_way"),
     ),
     _m(
         31,

@@ -277,8 +277,9 @@ declare
     v_now timestamptz;
     v_gone control.ticket[];
 begin
-    -- The place of a probe that is taken back before its dispatch goes to the next.
-    perform from control.capacity_group c where c.probe = any (p_ticket) order by c.group_id for update;
+    -- The place of a probe that is taken back before its dispatch goes to the next. A statement whose answer was lost may
+    -- be at work yet, in any group: it has to end, or to wait and see the tombstone.
+    perform from control.capacity_group c where p_tombstone or c.probe = any (p_ticket) order by c.group_id for update;
     perform from control.ticket t where t.ticket_id = any (p_ticket) order by t.ticket_id for update;
     if p_tombstone then
         insert into control.attempt (ticket_id, granted_at, day, state, settled_at)

@@ -104,6 +104,10 @@ begin
                  where a.key_id = e.key_id and a.debit_id = e.debit_id and a.attempt >= e.attempt limit 1) is null
            and (select 1 from control.ticket q
                  where q.key_id = e.key_id and q.debit_id = e.debit_id and q.state = 'quarantined' limit 1) is null
+           -- Looked at, and not only run into: where it is just being settled, the insert would wait for that and find its
+           -- place free, and the end is not in what this statement sees.
+           and (select 1 from control.ticket q
+                 where q.key_id = e.key_id and q.debit_id = e.debit_id and q.state <> 'quarantined') is null
         on conflict do nothing;
         get diagnostics v_found = row_count;
         if v_found = n then
