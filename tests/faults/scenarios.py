@@ -24,7 +24,7 @@ import asyncpg
 from admission.contract import StoreUnavailable
 from admission.ids import new_id
 from admission.store import Store
-from tests.conformance.test_admission_stores import GROUP, Process, configured, uncertain
+from tests.conformance.test_admission_stores import GROUP, Process, configured, uncertain, wanted
 from tests.fakes.postgres_proxy import CUT, Action, Rule, postgres_proxy
 from tests.faults import traffic
 from tests.faults.audit import Heard, Kind, Violation
@@ -558,7 +558,8 @@ async def the_database_clock_jumps_while_everybody_asks(world: World) -> None:
             for process in processes:
                 process.owner = new_id()
                 await process.store.renew(process.owner, process.process, first=True)
-            held = await processes[0].granted()
+            # Its cost stays unknown, and has the bound that the audit wants of every one.
+            held = await processes[0].granted(wanted(intent=b'{"upper_bound_usd":"0.01"}'))
             await processes[0].settle(uncertain(held))
             asking = [asyncio.create_task(_asks_on(process)) for process in processes]
             await asyncio.sleep(world.chance.uniform(0.01, 0.05))
