@@ -359,6 +359,7 @@ class _Batches:
         "_over",
         "_parser",
         "_payloads",
+        "_relay",
         "_started",
         "_told",
         "_trail",
@@ -367,6 +368,7 @@ class _Batches:
 
     def __init__(self, parser: StreamParser, body: _Body, clock: Clock, gap_s: float, told: _Told) -> None:
         self._parser = parser
+        self._relay = parser if isinstance(parser, RelayedStream) else None
         self._body = body
         self._clock = clock
         self._gap_s = gap_s
@@ -388,7 +390,13 @@ class _Batches:
         if self._over:
             raise StopAsyncIteration
         try:
-            return await self._next()
+            # An error that was waiting behind the last batch comes out.
+            waiting = self._ended or self._parser.ended_at is not None
+            given = self._read(b"") if waiting else ()
+            while not given and self._finished is None:
+                data = await self._body.read()
+                given = self._read(data) if data else self._closed()
+            return given or await self._last()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
@@ -398,26 +406,30 @@ class _Batches:
             self._body.close()
             raise
 
-    async def _next(self) -> Batch:
+    def _read(self, data: bytes) -> Batch:
+        """What the parser makes of that, as far as it is to be given out now."""
         if self._finished is not None:
-            return await self._last(self._finished)
-        data = b""
-        while True:
-            # The first time with nothing: an error that was waiting behind the last batch comes out.
-            with _shallow:
-                batch = self._parser.close() if self._ended else self._parser.feed(data)
-            if batch:
-                return await self._given(batch)
-            if self._ended:
-                raise Broken("the stream ended without proof that it is complete", code="no_terminal")
-            self._run_clock(batch)
-            data = await self._body.read()
-            if not data:
-                if not self._body.framed:
-                    raise Broken("the connection closed before the answer was complete", code="connection_lost")
-                self._ended = True
+            return ()
+        try:
+            batch = self._parser.close() if self._ended else self._parser.feed(data)
+        except RecursionError as error:
+            raise _too_deep() from error
+        if batch:
+            return self._given(batch)
+        if self._ended:
+            raise Broken("the stream ended without proof that it is complete", code="no_terminal")
+        self._run_clock(batch)
+        return ()
 
-    async def _given(self, batch: Batch) -> Batch:
+    def _closed(self) -> Batch:
+        """What the parser makes of the end of the body."""
+        if not self._body.framed:
+            raise Broken("the connection closed before the answer was complete", code="connection_lost")
+        self._ended = True
+        return self._read(b"")
+
+    def _given(self, batch: Batch) -> Batch:
+        """Nothing where it is the terminal and no more, and the end of the body is still to come."""
         last = batch[-1]
         limit = self._told.silent_limit
         if limit is not None:
@@ -438,15 +450,13 @@ class _Batches:
             self._over = True
             return self._with_raw(batch, last=True)
         self._finished = last
-        if len(batch) == 1:
-            return await self._last(last)
         # Content is not held back for what may follow the terminal.
-        return self._with_raw(batch[:-1])
+        return self._with_raw(batch[:-1]) if len(batch) > 1 else ()
 
     def _with_raw(self, batch: Batch, *, last: bool = False) -> Batch:
-        if not isinstance(self._parser, RelayedStream) or (raw := self._parser.take()) is None:
+        if self._relay is None or (raw := self._relay.take()) is None:
             return batch
-        native = Native(raw + self._parser.terminal if last else raw)
+        native = Native(raw + self._relay.terminal if last else raw)
         return [*batch, cast("Event", native)]
 
     def _run_clock(self, batch: Batch) -> None:
@@ -456,8 +466,9 @@ class _Batches:
             self._payloads = self._parser.payloads
             self._clock.restart(self._gap_s, "gap_timeout")
 
-    async def _last(self, finished: Finished) -> Batch:
+    async def _last(self) -> Batch:
         """Reads on to the end of the body, within bounds; nothing that goes wrong there undoes the proof."""
+        assert self._finished is not None, "there is proof"
         self._clock.restart(_TRAIL_S, "gap_timeout")
         left = _TRAIL_BYTES
         with contextlib.suppress(ProviderError):
@@ -467,7 +478,11 @@ class _Batches:
         self._over = True
         if not self._body.ended:
             self._body.close()
-        return self._with_raw([*self._trail, finished], last=True)
+        return self._with_raw([*self._trail, self._finished], last=True)
+
+
+def _too_deep() -> Broken:
+    return Broken("the answer is nested too deep", code="malformed")
 
 
 class _Shallow:
@@ -482,7 +497,7 @@ class _Shallow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, RecursionError):
-            raise Broken("the answer is nested too deep", code="malformed") from error
+            raise _too_deep() from error
 
 
 _shallow = _Shallow()

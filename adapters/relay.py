@@ -109,7 +109,8 @@ class RelayedStream:
 
     @property
     def ended_at(self) -> tuple[int, int] | None:
-        return self._parser.ended_at
+        # An event that is too large has not ended: no other can follow it.
+        return self._parser.ended_at if self._failure is None else (0, 1)
 
     @property
     def payloads(self) -> int:
@@ -130,13 +131,14 @@ class RelayedStream:
             return self._parser.feed(data)
         whole = self._frames.feed(data)
         events = self._parser.feed(whole)
-        if self._parser.ended_at is not None:
-            self._end(whole, *self._parser.ended_at)
+        ended_at = self._parser.ended_at
+        if ended_at is not None:
+            self._end(whole, *ended_at)
+            if self._parser.finished:
+                # A cost that came behind the terminal: Finished stays the last.
+                return sorted([*events, *self._parser.feed(self._frames.take_rest())], key=_is_last)
         elif whole:
             self._whole.append(whole)
-        if self._parser.finished:
-            # A cost that came behind the terminal: Finished stays the last.
-            return sorted([*events, *self._parser.feed(self._frames.take_rest())], key=_is_last)
         if self._frames.too_large:
             self._failure = Broken("an event of the stream is too large", code="response_too_large")
             if not events:

@@ -16,7 +16,7 @@ import asyncio
 import functools
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from types import TracebackType
@@ -398,19 +398,12 @@ class Attempt:
         if connection is not None:
             await connection.__aexit__(None, None, None)
 
-    async def next_batch(self) -> Batch:
+    def next_batch(self) -> Awaitable[Batch]:
         """What comes next of a stream that has begun. Raises as the adapter does, and `Late`."""
         assert self.rest is not None, "a stream that has begun has a rest"
         if not self.drain_s or self.call.deadline is None:
-            return await anext(self.rest)
-        patience = asyncio.timeout_at(self.call.deadline)
-        try:
-            async with patience:
-                return await anext(self.rest)
-        except TimeoutError:
-            if not patience.expired():
-                raise
-            raise Late from None
+            return anext(self.rest)
+        return _in_time(self.rest, self.call.deadline)
 
     async def read_on(self) -> None:
         """Reads to the end, for usage and proof only. Raises as the adapter does; cancelling it ends the dispatch."""
@@ -602,6 +595,17 @@ class Attempt:
             state=cost.state,
             record=_encoded(record),
         )
+
+
+async def _in_time(rest: AsyncIterator[Batch], deadline: float) -> Batch:
+    patience = asyncio.timeout_at(deadline)
+    try:
+        async with patience:
+            return await anext(rest)
+    except TimeoutError:
+        if not patience.expired():
+            raise
+        raise Late from None
 
 
 def _tell(over: asyncio.Future[None], _task: asyncio.Task[Any]) -> None:
@@ -797,9 +801,8 @@ def intent(asking: Asking, *, left_out: Sequence[LeftOut], created_at: str, repo
 def _last_event(raw: bytes) -> int:
     """Where the last event of these begins."""
     rest = raw.rstrip(b"\r\n")
-    return max(
-        (at + len(blank) for blank in (b"\n\n", b"\n\r\n", b"\r\r") if (at := rest.rfind(blank)) >= 0), default=0
-    )
+    blanks = (b"\n\n", b"\n\r\n", b"\r\r") if b"\r" in rest else (b"\n\n",)
+    return max((at + len(blank) for blank in blanks if (at := rest.rfind(blank)) >= 0), default=0)
 
 
 def _kept(text: str | None) -> str | None:

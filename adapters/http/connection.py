@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
 
 import httptools
@@ -93,22 +93,20 @@ class Answer:
         What has arrived of the body, or what arrives next; empty at the end. Raises `Broken`, where that is of the
         connection once all that came before was read.
         """
-        if self._decoder is None:
-            return await self._read()
-        while not (data := self._decoder.take()):
-            folded = await self._read()
-            if not folded:
-                return b""
-            self._decoder.feed(folded)
+        decoder = self._decoder
+        while decoder is None or not (data := decoder.take()):
+            while not self._held:
+                if self._failure is not None:
+                    raise self._failure
+                if self._over:
+                    return b""
+                await self._more()
+            if decoder is None:
+                return self._taken()
+            decoder.feed(self._taken())
         return data
 
-    async def _read(self) -> bytes:
-        while not self._held:
-            if self._failure is not None:
-                raise self._failure
-            if self._over:
-                return b""
-            await self._more()
+    def _taken(self) -> bytes:
         held = self._held
         data = held[0] if len(held) == 1 else b"".join(held)
         held.clear()
@@ -117,12 +115,10 @@ class Answer:
         self._held_bytes = 0
         return data
 
-    async def _more(self) -> None:
+    def _more(self) -> Awaitable[None]:
+        """To be awaited at once."""
         waiter = self._waiter = self._loop.create_future()
-        try:
-            await self._clock.wait(waiter)
-        finally:
-            self._waiter = None
+        return self._clock.wait(waiter)
 
     @property
     def ended(self) -> bool:

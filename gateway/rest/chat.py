@@ -163,8 +163,8 @@ class Chat:
                     if isinstance(item, Ended):
                         stream.end_with(voice.ended(item))
                         return stream.response
-                    if data := voice.said(item):
-                        await stream.write(data)
+                    if (data := voice.said(item)) and stream.put(data):
+                        await stream.drain()
             raise Internal("the answer stopped without saying how it ended")
         except GatewayError as error:
             if not stream.committed:
@@ -259,6 +259,7 @@ class _Voice:
         )
 
 
+_NOTHING = re.compile(rb"\[\s*\]")
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 _SOME_USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _EVENT = re.compile(rb".*?(?:\r?\n){2}|.+", re.DOTALL)
@@ -266,11 +267,15 @@ _EVENT = re.compile(rb".*?(?:\r?\n){2}|.+", re.DOTALL)
 
 def without_usage(raw: bytes) -> bytes:
     """Whole events of Chat Completions without the one that has the usage and no choices."""
-    if not _SOME_USAGE.search(raw) or not _NO_CHOICES.search(raw):
+    # Most reads have no empty list at all, which is the quickest of these to find out.
+    if not (_NOTHING.search(raw) and _SOME_USAGE.search(raw) and _NO_CHOICES.search(raw)):
         return raw
-    return b"".join(
-        event for event in _EVENT.findall(raw) if not (_NO_CHOICES.search(event) and _SOME_USAGE.search(event))
-    )
+    if b"\r" in raw:
+        events = _EVENT.findall(raw)
+    else:
+        *whole, rest = raw.split(b"\n\n")
+        events = [*(event + b"\n\n" for event in whole), rest]
+    return b"".join(event for event in events if not (_NO_CHOICES.search(event) and _SOME_USAGE.search(event)))
 
 
 def _late(outcome: Outcome) -> dict[str, object]:

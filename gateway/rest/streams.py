@@ -72,10 +72,17 @@ class EventStream:
 
     async def write(self, data: bytes) -> None:
         """Returns when the caller has read enough of it. Raises ConnectionError."""
-        if self.response.put(data):
-            self._writing_since = self._loop.time()
-            await self.response.drain()
-            self._writing_since = None
+        if self.put(data):
+            await self.drain()
+
+    def put(self, data: bytes) -> bool:
+        """As `write`, without waiting: whether there is something to wait for, which `drain` does."""
+        return self.response.put(data)
+
+    async def drain(self) -> None:
+        self._writing_since = self._loop.time()
+        await self.response.drain()
+        self._writing_since = None
 
     def end_with(self, data: bytes) -> None:
         """The last piece: it goes out with the end of the answer."""

@@ -19,6 +19,7 @@ from adapters.contract import Clocks, Endpoint, StreamParser, UpstreamCall, rela
 from adapters.errors import Broken, ProviderError, Rejected
 from adapters.protocols import PROTOCOLS
 from adapters.relay import Frames, RelayedStream, each
+from adapters.sse import MAX_EVENT_BYTES
 from tests.fakes.answers import gathered, parsed
 from tests.fakes.raw_provider import Exchange, raw_provider
 
@@ -64,6 +65,15 @@ def test_an_event_without_end_is_cut_off_in_linear_time():
 
     with pytest.raises(Broken) as caught:
         run()
+    assert caught.value.code == "response_too_large"
+
+
+def test_that_an_event_is_too_large_comes_out_behind_what_came_before_it_and_is_known_meanwhile():
+    relay = RelayedStream(PROTOCOLS["chat_completions"].new_parser(ENDPOINT, {}))
+    assert relay.feed(content("a") + b"data: " + b"x" * MAX_EVENT_BYTES) == [TextDelta("a")]
+    assert relay.ended_at is not None
+    with pytest.raises(Broken) as caught:
+        relay.feed(b"")
     assert caught.value.code == "response_too_large"
 
 
@@ -161,6 +171,22 @@ async def test_an_error_event_is_not_passed_on(upstream):
         assert relayed(await anext(batches)) == ([TextDelta("a")], content("a"))
         with pytest.raises(Rejected):
             await anext(batches)
+
+
+@pytest.mark.parametrize("relay", [True, False])
+async def test_an_error_behind_content_is_told_though_nothing_more_comes(upstream, relay):
+    told = asyncio.Event()
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a") + b'data: {"error":{"message":"x","code":502}}\n\n')
+        await told.wait()
+
+    async with raw_provider(answer) as provider, upstream.stream(call(provider.port, relay=relay)) as batches:
+        assert list(relayed(await anext(batches))[0]) == [TextDelta("a")]
+        with pytest.raises(Rejected):
+            await anext(batches)
+        told.set()
 
 
 async def test_who_did_not_ask_or_speaks_another_protocol_or_gets_json_sees_no_bytes(upstream):

@@ -31,6 +31,8 @@ def test_the_usage_that_nobody_asked_for_is_taken_out_and_nothing_else_is(end: b
     assert without_usage(whole) == joined(FILTER, DELTA, TELLS, DONE)
     assert without_usage(joined(DELTA, TELLS)) == joined(DELTA, TELLS)
     assert without_usage(joined(USAGE)) == b""
+    assert without_usage(joined(USAGE, DELTA) + DONE) == joined(DELTA) + DONE
+    assert without_usage(joined(DELTA) + USAGE) == joined(DELTA)
     assert without_usage(b": comment" + end + joined(USAGE)) == b": comment" + end
     assert without_usage(b"") == b""
 
