@@ -19,8 +19,9 @@ from adapters.http.clock import Clock
 from adapters.http.connection import Connection
 from adapters.http.request import Origin
 
-#: Below the idle time after which common servers close, so that the race of their close with our request stays rare.
-_KEEP_ALIVE_S = 15.0
+#: Below the idle time after which common servers close (uvicorn and Node after 5 s), so that the race of their close
+#: with our request stays rare: a request that loses it is uncertain.
+_KEEP_ALIVE_S = 4.0
 #: How long an address is waited for before the next one is tried beside it (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 
@@ -66,7 +67,7 @@ class Pool:
             async with patience:
                 connection = await self._connected(origin)
         except ssl.SSLError as error:
-            raise NotSent("no connection to the provider", code="tls") from error
+            raise NotSent(f"no connection to the provider: {_why(error)}", code="tls") from error
         except OSError as error:
             if patience.expired():
                 raise NotSent("no connection in time", code=code) from error
@@ -141,3 +142,10 @@ class Pool:
         self._free = kept
         since = min((free[0].free_since for free in kept.values()), default=None)
         self._sweep = None if since is None else self._loop.call_at(since + _KEEP_ALIVE_S, self._cut_old)
+
+
+def _why(error: ssl.SSLError) -> str:
+    """What TLS says of it, in the library's words: of a certificate what is wrong with it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return (error.reason or "TLS failed").lower().replace("_", " ")

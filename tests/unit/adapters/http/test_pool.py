@@ -164,6 +164,7 @@ async def test_tls_is_spoken_with_who_can_prove_its_name_and_with_nobody_else(po
         with pytest.raises(NotSent) as caught:
             await asked(pool, f"https://127.0.0.1:{provider.port}")
         assert caught.value.code == "tls"
+        assert "certificate" in str(caught.value)
         assert len(provider.requests) == 2
 
 
