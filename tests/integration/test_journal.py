@@ -371,6 +371,22 @@ async def test_once_the_store_is_away_what_ends_is_kept_at_once(database_url, tm
         assert one.settling._overdue == set()
 
 
+async def test_each_of_several_that_end_one_after_the_other_is_late_in_its_time(database_url, tmp_path):
+    async with process(database_url, tmp_path) as one:
+        leases = [await one.lease() for _ in range(2)]
+        one.store.away = True
+        ending = []
+        for lease in leases:
+            ending.append(asyncio.create_task(one.settling.settle(charge(lease))))
+            # Less than the patience: the timer that is set for the first one rings too early for the other.
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            assert await asyncio.gather(*ending) == [Unacknowledged.PENDING] * 2
+        one.store.away = False
+        await until(lambda: not one.journal.outstanding)
+        assert await states(database_url) == ["charged"] * 2
+
+
 async def test_a_process_that_ends_while_the_store_is_away_leaves_everything_on_the_disk(database_url, tmp_path):
     # It ends before any of them is overdue.
     async with process(database_url, tmp_path, patience_s=30) as one:

@@ -1220,6 +1220,14 @@ _TIME: Final = [
     ),
     _m(
         31,
+        "only the first of several settlements is ever late",
+        SETTLING,
+        "        if self._in_time:\n            self._alarm = loop.call_at",
+        "        if False:\n            self._alarm = loop.call_at",
+        _replays("each_of_several_that_end_one_after_the_other_is_late_in_its_time"),
+    ),
+    _m(
+        31,
         "what was settled stays in the journal",
         SETTLING,
         "self._journal.acknowledge(underway.entry)\n            case StoreRejected()",
