@@ -42,7 +42,7 @@ from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
 from adapters.limits import Remaining
 from adapters.protocols import PROTOCOLS
 from adapters.telling import Untold
-from admission.lease import Ending, Lease, Settlement, Verdict, Waiting
+from admission.lease import Ending, Lease, Settled, Settlement, Verdict, Waiting
 from gateway.billing import FREE_OF_CHARGE, NOT_DISPATCHED, REFUSED, Billing, total
 from gateway.call import Call, Unsupported
 from gateway.needs import DROPPED_WORDS, lacking
@@ -216,6 +216,7 @@ class Attempt:
         #: the connection must not start earlier.
         self._connection: AbstractAsyncContextManager[AsyncIterator[Batch]] | None = None
         self.settled = False
+        self.receipt = _UNSETTLED
         #: The provider's own events that nobody was given yet; None where the answer is not relayed.
         self._native: list[bytes] | None = None
         #: Its last one, which is not to be given before the settlement.
@@ -719,19 +720,23 @@ class Attempts:
         attempt.settled = True
         report = attempt.report(attempt.cost())
         attempt.reports.append(report)
-        settled = await self._settling.settle(attempt.settlement(report))
-        if isinstance(settled, Unacknowledged):
-            return Receipt(acknowledged=False, lasting=settled is Unacknowledged.PENDING)
-        if settled.counters is None:
-            return Receipt(acknowledged=True)
-        after = _counters.decode(settled.counters)
-        counters = Counters(
-            session_usd=None if after.session_usd is None else Decimal(after.session_usd),
-            day_usd=Decimal(after.day_usd),
-            total_usd=Decimal(after.total_usd),
-            day=after.day,
-        )
-        return Receipt(acknowledged=True, counters=counters)
+        attempt.receipt = receipt = _receipt(await self._settling.settle(attempt.settlement(report)))
+        return receipt
+
+
+def _receipt(settled: Settled | Unacknowledged) -> Receipt:
+    if isinstance(settled, Unacknowledged):
+        return Receipt(acknowledged=False, lasting=settled is Unacknowledged.PENDING)
+    if settled.counters is None:
+        return Receipt(acknowledged=True)
+    after = _counters.decode(settled.counters)
+    counters = Counters(
+        session_usd=None if after.session_usd is None else Decimal(after.session_usd),
+        day_usd=Decimal(after.day_usd),
+        total_usd=Decimal(after.total_usd),
+        day=after.day,
+    )
+    return Receipt(acknowledged=True, counters=counters)
 
 
 def bound_of(cost: Cost) -> str | msgspec.UnsetType | None:
@@ -757,6 +762,10 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
         if self.acknowledged:
             return "settled"
         return "pending" if self.lasting else "unknown"
+
+
+#: So far nobody has acknowledged anything.
+_UNSETTLED: Final = Receipt(acknowledged=False)
 
 
 def intent(asking: Asking, *, left_out: Sequence[LeftOut], created_at: str, reports: Sequence[AttemptReport]) -> bytes:

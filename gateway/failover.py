@@ -64,6 +64,8 @@ class Run:
         #: The attempt number last asked for. A ticket that was given up may have used one up, too.
         self.number = call.attempts_before
         self.reports: list[AttemptReport] = []
+        #: The last that got a slot.
+        self.attempt: Attempt | None = None
         #: Of a route that was asked for again, the last.
         self.refusals: list[tuple[Refusal, Route | None]] = []
         #: By `route_id`, the most that an attempt there may cost in USD, as admission was told. Of keys with
@@ -415,6 +417,11 @@ class Run:
         )
         return self.done
 
+    @property
+    def _receipt(self) -> Receipt:
+        """Of the last attempt: what was left of it may yet be read on."""
+        return _SETTLED if self.attempt is None else self.attempt.receipt
+
     def __enter__(self) -> Self:
         return self
 
@@ -429,8 +436,9 @@ class Run:
                 code = error.code.value
                 if self.call.options.explain and not error.left_out:
                     error.left_out = self.left_out
-            case asyncio.CancelledError() | GeneratorExit():
-                # A client whose deadline passes hangs up; that it was not a change of mind is for us to see.
+            case asyncio.CancelledError() | GeneratorExit() | ConnectionError():
+                # The last is the caller's connection, found gone by who writes to it: none of ours comes out here. A
+                # client whose deadline passes hangs up; that it was not a change of mind is for us to see.
                 late = self.call.deadline is not None and (self.remaining_s() or 0.0) < _SAME_MOMENT_S
                 code = (Code.DEADLINE_EXCEEDED if late else Code.CANCELLED).value
             case _:
@@ -439,9 +447,10 @@ class Run:
             # The end was handed over: whoever goes away after it has its whole answer.
             code = None
         elif code == Code.INTERNAL.value:
-            self.outcome("failed")
+            self.outcome("failed", receipt=self._receipt)
         elif self.done is None or code == Cancelled.code.value:
-            self.outcome("cancelled" if code in (None, Cancelled.code.value) else "failed")
+            ended = "cancelled" if code in (None, Cancelled.code.value) else "failed"
+            self.outcome(ended, receipt=self._receipt)
         self._log(code)
 
     def _log(self, code: str | None) -> None:

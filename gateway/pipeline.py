@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
 from decimal import Decimal
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from adapters.chat import ChatResponse, Delta
 from adapters.contract import Adapter, CountResponse, EmbeddingResponse, Way
@@ -22,7 +22,7 @@ from admission.controller import Controller
 from admission.ids import new_id
 from admission.lease import Demand, Fence, Lease, Refusal, RefusalReason, Waiting
 from gateway.answer import SILENT, Ended, Item, Observer
-from gateway.attempt import Asking, Attempt, Attempts, Late, Receipt, intent
+from gateway.attempt import Asking, Attempt, Attempts, Late, intent
 from gateway.billing import Billing
 from gateway.call import Call, Completion, Counted, Embedded
 from gateway.errors import AdmissionRefused, Code, PermissionDenied
@@ -34,8 +34,6 @@ from gateway.standing import Standing
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
 Dispatch: TypeAlias = Callable[[Attempt], Coroutine[Any, Any, T]]
-
-_UNSETTLED: Final = Receipt(acknowledged=False)
 
 
 class Pipeline:
@@ -127,6 +125,7 @@ class Pipeline:
                     continue
                 run.queued_s += lease.queued_s
                 async with self._attempts.opened(asking, lease, run.number, run.reports, streamed=streamed) as attempt:
+                    run.attempt = attempt
                     await observer.dispatching(attempt.number)
                     await self._recheck(run, lease)
                     observer.started(route.report, attempt.number)
@@ -135,7 +134,7 @@ class Pipeline:
                     except Late:
                         attempt.late = True
                         await self._attempts.leave(attempt)
-                        raise run.late(_UNSETTLED) from None
+                        raise run.late(attempt.receipt) from None
                     except (ProviderError, RequestNotExpressible) as error:
                         attempt.error = error
                         self._note(attempt)
@@ -299,7 +298,7 @@ class Pipeline:
         except Late:
             attempt.late = True
             await self._attempts.leave(attempt)
-            raise run.broken(attempt, _UNSETTLED) from None
+            raise run.broken(attempt, attempt.receipt) from None
         except ProviderError as error:
             attempt.error = error
             self._note(attempt)

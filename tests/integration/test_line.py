@@ -310,6 +310,25 @@ async def test_a_plain_answer_that_ends_in_an_error_may_have_cost_something(worl
     await line.audit()
 
 
+@pytest.mark.parametrize("gone", [asyncio.CancelledError, ConnectionResetError])
+async def test_a_caller_who_goes_away_has_cancelled_however_that_is_noticed(world, gone):
+    line, first, _ = world
+    await first.set_faults(pace=0.05, chunks=200)
+
+    async def leaves() -> None:
+        async with line.pipeline.stream(call("only")) as items:
+            await anext(items)
+            raise gone
+
+    with capture_logs() as logged, pytest.raises(gone):
+        await leaves()
+    [ended] = [entry for entry in logged if entry["event"] == "gateway.request_ended"]
+    # What was sent is on its way to its end, and nothing of it is in the counters yet.
+    assert (ended["ended"], ended["code"], ended["settlement"]) == ("cancelled", "cancelled", "pending")
+    await line.settled()
+    await line.audit()
+
+
 async def test_a_stream_its_caller_leaves_keeps_its_slot_in_quarantine_until_its_time(world):
     line, first, _ = world
     await first.set_faults(pace=0.05, chunks=200)
