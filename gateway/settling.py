@@ -33,6 +33,8 @@ log: Final = structlog.get_logger("gateway")
 
 #: Between looks for journals of dead processes, and at this process's own.
 _WATCH_S: Final = 1.0
+#: A loop that counts in milliseconds rings up to one too early, and would be asked to ring again until it has passed.
+_TICK_S: Final = 0.001
 #: Settlements that are replayed together.
 _BATCH: Final = 128
 
@@ -197,8 +199,7 @@ class Settling:
         """Some have had their time: what the store has not taken of them is late."""
         self._alarm = None
         loop = asyncio.get_running_loop()
-        # A timer may ring a moment before its time.
-        now = loop.time() + time.get_clock_info("monotonic").resolution
+        now = loop.time() + _TICK_S
         while self._in_time and self._in_time[0].late_at <= now:
             self._late(self._in_time.popleft())
         if self._in_time:

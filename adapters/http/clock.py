@@ -18,6 +18,9 @@ _RAN_OUT = {
     "gap_timeout": "the answer paused for too long",
 }
 
+#: A loop that counts in milliseconds rings up to one too early, and would be asked to ring again until it has passed.
+_TICK_S = 0.001
+
 
 class Clock:
     """Of one call. Times are the event loop's. To be stopped when the call is over."""
@@ -92,7 +95,7 @@ class Clock:
         waiter = self._waiter
         if waiter is None:
             return
-        if self._loop.time() < self._until:
+        if self._loop.time() + _TICK_S < self._until:
             self._ring_at(self._until)
             return
         # There are loops that look at their timers before their sockets: two turns on, both have been looked at.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import uvloop
+from typing_extensions import override
 
 from adapters.errors import Broken
 from adapters.http.clock import Clock
@@ -93,3 +95,25 @@ async def test_what_has_arrived_by_the_end_is_not_late():
     asyncio.get_running_loop().call_at(running.until(running.now())[0], both)
     await running.wait(waiter)
     running.stop()
+
+
+class Counted(Clock):
+    """Counts how often its timer is set."""
+
+    times = 0
+
+    @override
+    def _ring_at(self, when: float) -> None:
+        self.times += 1
+        super()._ring_at(when)
+
+
+def test_a_loop_that_counts_in_milliseconds_does_not_ring_again_and_again():
+    async def times_set(end_s: float) -> int:
+        running = Counted(asyncio.get_running_loop().time() + end_s)
+        assert await waits(running) == "deadline"
+        return running.times
+
+    # Whatever part of a millisecond the end falls on: some of these were set dozens of times.
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert max(runner.run(times_set(0.02 + part / 10_000)) for part in range(10)) <= 3
