@@ -520,8 +520,14 @@ class World:
             return
         if slot is None or slot.state not in ("active", "quarantined"):
             self.loop.failure = Violation("over-admission: dispatched without a slot")
-        if self.provider.running() > _MOST + self.settings.groups[GROUP].quarantine_headroom + self.small.concurrency:
-            self.loop.failure = Violation(f"over-admission: the provider works on {self.provider.running()}")
+        if (running := self.provider.running()) > self._most_running():
+            self.loop.failure = Violation(f"over-admission: the provider works on {running}")
+
+    def _most_running(self) -> int:
+        """In both groups. After a split the small one's endpoint has what it was granted in the larger group."""
+        larger = _MOST + self.settings.groups[GROUP].quarantine_headroom
+        split = self.seen["fault group merged or split"] > 1
+        return larger + (larger if split else self.small.concurrency)
 
     async def _settle(self, one: Controller, settlement: Settlement) -> None:
         settled = await one.settle(settlement)
