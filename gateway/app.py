@@ -67,6 +67,7 @@ from gateway.rpc import server as rpc
 from gateway.sessions import Sessions
 from gateway.settling import Replay, Settling
 from gateway.standing import Standing
+from gateway.stopping import Stopping
 from gateway.upkeep import Upkeep
 from metering.journal import Journal
 from metering.ledger import Ledger
@@ -162,8 +163,8 @@ class Gateway:
 
     async def drain(self) -> None:
         """
-        Health says no while all is still served; then nothing new is taken, and what runs ends or is taken back at the
-        drain's deadline. Of the jobs none is begun from the start.
+        Health says no while all is still served; then nothing new is taken, and what runs ends, or is ended at the
+        drain's deadline and its callers told. Of the jobs none is begun from the start.
         """
         delay_s, drain_s = self._settings.drain_delay_s, self._settings.drain_s
         until = asyncio.get_running_loop().time() + delay_s + drain_s
@@ -258,6 +259,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
         billing = Billing(prices)
         router = Router(settings.providers, settings.models, billing, settings.routing, settings.roles)
         standing = Standing(settings.admission)
+        stopping = Stopping()
         pipeline = Pipeline(
             router=router,
             controller=controller,
@@ -267,6 +269,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             settings=settings.routing,
             standing=standing,
             settling=settling,
+            stopping=stopping,
         )
 
         recovery = Recovery(
@@ -309,6 +312,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
             watch=watch,
             owner=controller.process,
             settings=settings.jobs,
+            stopping=stopping,
         )
         webhooks = await stack.enter_async_context(Webhooks(content, job_store, settings.webhooks).opened())
         judge = Judge(
@@ -373,6 +377,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                     *rest_keys.routes(keys=keys),
                 ],
                 keys,
+                stopping,
             )
         )
         rpc_server = await stack.enter_async_context(
@@ -385,6 +390,7 @@ async def open_gateway(settings: Settings, url: str) -> AsyncIterator[Gateway]:
                 ),
                 line=once,
                 authenticator=keys,
+                stopping=stopping,
             )
         )
         await stack.enter_async_context(runner)

@@ -45,11 +45,13 @@ from adapters.telling import Untold
 from admission.lease import Ending, Lease, Settled, Settlement, Verdict, Waiting
 from gateway.billing import FREE_OF_CHARGE, NOT_DISPATCHED, REFUSED, Billing, total
 from gateway.call import Call, Unsupported
+from gateway.errors import Code
 from gateway.needs import DROPPED_WORDS, lacking
 from gateway.outcome import AttemptReport, Cost, Counters, LeftOut
 from gateway.router import Route
 from gateway.settling import Settling, Unacknowledged
 from gateway.standing import of_money
+from gateway.stopping import Stopping
 from metering.cost import Reason, State, decimal_string
 from metering.ledger import CountersAfter, Intent, Record
 from metering.usage import NOTHING, Usage
@@ -209,6 +211,8 @@ class Attempt:
         #: The caller does not wait for its end any more, since its deadline passed or for reasons of its own.
         self.left = False
         self.late = False
+        #: Nor does the process: it is stopping, and has ended it.
+        self.stopped = False
         #: The dispatch while it is under way, where it may outlive its caller; then what is left of a stream.
         self.dispatch: asyncio.Task[Any] | None = None
         self.rest: AsyncIterator[Batch] | None = None
@@ -470,6 +474,8 @@ class Attempt:
         return deadline is not None and deadline <= self.lease.hard_deadline and not self.drain_s
 
     def status(self) -> str:
+        if self.stopped and self.error is None and self.dispatched:
+            return "success" if self.proven else "unknown"
         if self.left and self.error is None:
             if not self.dispatched:
                 return "not_dispatched"
@@ -496,8 +502,10 @@ class Attempt:
                 return "error_in_stream" if self._came_after_content else "error"
             case Broken():
                 return "broken"
+            case _ if self.ending() is Ending.UNCERTAIN:
+                return "stopped" if self.stopped else "cancelled"
             case _:
-                return "cancelled" if self.ending() is Ending.UNCERTAIN else "not_dispatched"
+                return "not_dispatched"
 
     def cost(self) -> Cost:
         if self.call.counts and self.ending() is not Ending.NOT_DISPATCHED:
@@ -531,6 +539,8 @@ class Attempt:
             return error.code
         if self.error is not None:
             return "unsupported_field"
+        if self.stopped and not self.proven:
+            return Code.SHUTTING_DOWN.value
         return "deadline" if self.late else None
 
     @property
@@ -571,7 +581,7 @@ class Attempt:
             service_tier=self.service_tier,
             provider_request_id=_kept(self.provider_request_id),
             error_class=report.error_class,
-            error_code=None if error is None else _kept(error.code),
+            error_code=_kept(report.code if self.stopped else None if error is None else error.code),
             http_status=report.http_status,
             list_usd=None if cost.list_usd is None else decimal_string(cost.list_usd),
             flags=cost.flags,
@@ -625,8 +635,9 @@ def _cannot_tell(call: Call, route: Route) -> frozenset[str]:
 class Attempts:
     """Opens attempts and settles them, all of one process."""
 
-    def __init__(self, settling: Settling) -> None:
+    def __init__(self, settling: Settling, stopping: Stopping) -> None:
         self._settling = settling
+        self._stopping = stopping
         #: Each holds a lease, so there are never more of them than slots.
         self._drains: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -645,6 +656,7 @@ class Attempts:
         """
         attempt.settled = True
         attempt.left = not attempt.proven
+        attempt.stopped = self._stopping.ends()
         before = [report.cost for report in attempt.reports]
         attempt.reports.append(attempt.report(attempt.cost()))
         if attempt.readable:

@@ -10,6 +10,8 @@ Every error a caller can be told, and what it is on each transport.
     |- AllRoutesFailed           every attempt failed; lists them
     |- UpstreamRejected          the provider refused the request as the caller's own fault
     |- StreamBroken              the provider's stream ended without proof, after content had gone out
+    |- ShuttingDown              this process takes no new work
+    |- Stopped                   it has ended the request
     `- Internal                  ours
 
 An error knows its stable code and nothing of any transport: `STATUS` is the one table from code to HTTP status, gRPC
@@ -297,6 +299,12 @@ class Cancelled(AttemptedError):
 
 class ShuttingDown(GatewayError):
     """This process takes no new work. Another one will."""
+
+    code = Code.SHUTTING_DOWN
+
+
+class Stopped(AttemptedError):
+    """This process is stopping, and has ended a request that had not ended in its time."""
 
     code = Code.SHUTTING_DOWN
 

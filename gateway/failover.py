@@ -23,7 +23,7 @@ import structlog
 
 from adapters import classify
 from adapters.errors import Broken, ErrorClass, ProviderError, Rejected, RequestNotExpressible
-from admission.lease import Fence, Refusal, RefusalReason
+from admission.lease import Ending, Fence, Refusal, RefusalReason
 from gateway import limits
 from gateway.attempt import Attempt, Receipt
 from gateway.billing import total
@@ -35,12 +35,14 @@ from gateway.errors import (
     Code,
     GatewayError,
     InvalidRequest,
+    Stopped,
     StreamBroken,
     UpstreamRejected,
 )
 from gateway.outcome import AttemptReport, LeftOut, Outcome
 from gateway.router import Plan, Route, RoutingSettings
 from gateway.standing import Hold
+from gateway.stopping import Stopping
 from metering.cost import decimal_string
 from metering.usage import NOTHING
 
@@ -55,9 +57,10 @@ _SETTLED: Final = Receipt(acknowledged=True)
 class Run:
     """One request on the line: what has been tried, and what may still be. One line in the log, however it ends."""
 
-    def __init__(self, call: Call, settings: RoutingSettings) -> None:
+    def __init__(self, call: Call, settings: RoutingSettings, stopping: Stopping) -> None:
         self.call = call
         self.settings = settings
+        self._stopping = stopping
         self.debit_id = call.options.debit_id or call.request_id
         self.created_at = datetime.now(UTC).isoformat()
         self.started_at = time.monotonic()
@@ -429,9 +432,12 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         code: str | None = None
+        stopped = isinstance(error, asyncio.CancelledError) and self._stopping.ends()
         match error:
             case None:
                 pass
+            case _ if stopped:
+                code = Code.SHUTTING_DOWN.value
             case GatewayError():
                 code = error.code.value
                 if self.call.options.explain and not error.left_out:
@@ -446,12 +452,32 @@ class Run:
         if self.done is not None and self.done.ended == "complete":
             # The end was handed over: whoever goes away after it has its whole answer.
             code = None
+        elif stopped:
+            uncertain = self.attempt is not None and self.attempt.ending() is Ending.UNCERTAIN
+            self.outcome("uncertain" if uncertain else "failed", receipt=self._receipt)
         elif code == Code.INTERNAL.value:
             self.outcome("failed", receipt=self._receipt)
         elif self.done is None or code == Cancelled.code.value:
             ended = "cancelled" if code in (None, Cancelled.code.value) else "failed"
             self.outcome(ended, receipt=self._receipt)
         self._log(code)
+        # A job has no caller who waits: it hears of the stop as of any other who takes it back.
+        if stopped and self.call.transport != "job" and self._stopping.caught():
+            raise self._ended_by_the_stop() from None
+
+    def _ended_by_the_stop(self) -> Stopped:
+        assert self.done is not None
+        if self.done.dispatched:
+            told = (
+                "the gateway is stopping and has ended this request, of which there is no whole answer: it was sent, "
+                "and may have cost something"
+            )
+        else:
+            told = "the gateway is stopping and has ended this request: nothing was sent, send it again"
+        error = Stopped(told, outcome=self.done, retry_after_s=None if self.done.dispatched else 1.0)
+        if self.call.options.explain:
+            error.left_out = self.left_out
+        return error
 
     def _log(self, code: str | None) -> None:
         assert self.done is not None

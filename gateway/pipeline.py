@@ -30,6 +30,7 @@ from gateway.failover import Run
 from gateway.router import Route, Router, RoutingSettings
 from gateway.settling import Settling
 from gateway.standing import Standing
+from gateway.stopping import Stopping
 
 T = TypeVar("T")
 #: How an attempt is dispatched: returns at its first content, raises `ProviderError` before it.
@@ -50,8 +51,12 @@ class Pipeline:
         settings: RoutingSettings,
         standing: Standing,
         settling: Settling | None = None,
+        stopping: Stopping | None = None,
     ) -> None:
-        """`usable` says, right before dispatch, whether the caller's key still is. No `settling`: no journal."""
+        """
+        `usable` says, right before dispatch, whether the caller's key still is. No `settling`: no journal. No
+        `stopping`: nobody but its caller ends a call.
+        """
         self._router = router
         self._controller = controller
         self._adapter = adapter
@@ -60,7 +65,8 @@ class Pipeline:
         self._settings = settings
         self._standing = standing
         self._settling = settling or Settling(controller, settings.settlement_patience_s)
-        self._attempts = Attempts(self._settling)
+        self._stopping = stopping or Stopping()
+        self._attempts = Attempts(self._settling, self._stopping)
 
     async def drain(self, until: float) -> None:
         """After the last call: answers that are read on for callers who left get to that time of the event loop."""
@@ -70,13 +76,13 @@ class Pipeline:
 
     @asynccontextmanager
     async def stream(self, call: Call, observer: Observer = SILENT) -> AsyncIterator[AsyncIterator[Item]]:
-        with Run(call, self._settings) as run:
+        with Run(call, self._settings, self._stopping) as run:
             attempt, first = await self._serve(run, observer, self._first_content, "stream")
             async with attempt, aclosing(self._items(run, attempt, first)) as items:
                 yield items
 
     async def complete(self, call: Call, observer: Observer = SILENT) -> Completion:
-        with Run(call, self._settings) as run:
+        with Run(call, self._settings, self._stopping) as run:
             attempt, response = await self._serve(run, observer, self._whole_answer, "complete")
             async with attempt:
                 await observer.completed(response, attempt.number)
@@ -84,7 +90,7 @@ class Pipeline:
                 return Completion(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     async def embed(self, call: Call, observer: Observer = SILENT) -> Embedded:
-        with Run(call, self._settings) as run:
+        with Run(call, self._settings, self._stopping) as run:
             attempt, response = await self._serve(run, observer, self._vectors, "embed")
             async with attempt:
                 await observer.completed(response, attempt.number)
@@ -92,7 +98,7 @@ class Pipeline:
                 return Embedded(response=response, outcome=run.outcome("complete", attempt, receipt))
 
     async def count(self, call: Call) -> Counted:
-        with Run(call, self._settings) as run:
+        with Run(call, self._settings, self._stopping) as run:
             attempt, response = await self._serve(run, SILENT, self._tokens, "count")
             async with attempt:
                 receipt = await self._attempts.settle(attempt)

@@ -61,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: "success", "error", "timeout", "cancelled", "not_dispatched" or "unknown".
     status: str
-    #: "complete", "error", "error_in_stream", "broken", "cancelled", "not_dispatched", "lost".
+    #: "complete", "error", "error_in_stream", "broken", "cancelled", "stopped", "not_dispatched", "lost".
     ended: str
     usd: str | None = None
     #: None: what is known now passes the bound of the intent, and there is no other. Unset: that of the intent.

@@ -40,6 +40,7 @@ from gateway.jobs.store import Answer, Ending, Intent, JobStore, Step
 from gateway.jobs.watch import Watch
 from gateway.naming import named
 from gateway.outcome import AttemptReport, Outcome, RouteReport
+from gateway.stopping import Stopping
 
 log = structlog.get_logger(__name__)
 
@@ -120,6 +121,8 @@ class _Run:
         # An answer that is there has won: its settlement is not to be disturbed, and neither is the write of an end.
         if self.in_line and self.cause is None and self.answer is None and self.task is not None:
             self.cause = cause
+            if cause is _Cause.DRAIN:
+                self._runner.stopping.note(self.task)
             self.task.cancel()
 
     def queued(self, waiting: Waiting) -> None:
@@ -178,8 +181,10 @@ class Runner:
         watch: Watch,
         owner: uuid.UUID,
         settings: JobsSettings,
+        stopping: Stopping | None = None,
     ) -> None:
         self.formats = formats
+        self.stopping = stopping or Stopping()
         self._store = store
         self._line = line
         self._callers = callers

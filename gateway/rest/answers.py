@@ -10,6 +10,11 @@ answer on it.
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
 import time
 from collections.abc import Mapping
 from email.utils import formatdate
@@ -23,6 +28,9 @@ from typing_extensions import override
 _STATUS: Final[Mapping[int, str]] = {status.value: f"{status.value} {status.phrase}" for status in HTTPStatus}
 #: Bytes up to which a body is copied behind its head, which costs less than a second write.
 _MOST_COPIED: Final = 64 * 1024
+#: Seconds for the last of a broken stream to arrive, and between two looks whether it has.
+_ARRIVAL_S: Final = 1.0
+_LOOK_S: Final = 0.01
 
 
 class _Answer(web.StreamResponse):
@@ -91,7 +99,8 @@ class Whole(_Answer):
 class Pieces(_Answer):
     """
     What is written goes out at once, the first piece with the head. Chunks frame it, or in HTTP/1.0 the end of the
-    connection.
+    connection. There any end but `write_eof` resets the connection, be it the end of the process: a part would pass for
+    the whole.
     """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
@@ -106,6 +115,7 @@ class Pieces(_Answer):
             self._framed = request.version >= (1, 1)
             if not self._framed:
                 self._keep_alive = False
+                _resets(request.transport, True)
             await super().prepare(request)
             self._before = self._head(request, "Transfer-Encoding: chunked\r\n" if self._framed else "")
         return self._payload_writer
@@ -140,11 +150,22 @@ class Pieces(_Answer):
         assert not data
         if self._eof_sent:
             return
-        last = self._before + b"0\r\n\r\n" if self._framed else self._before
-        if last:
-            self._send(last)
-            await self.drain()
+        # Also where it is nothing: of what was broken off there is no end.
+        self._send(self._before + b"0\r\n\r\n" if self._framed else self._before)
+        await self.drain()
+        if not self._framed:
+            assert self._req is not None
+            _resets(self._req.transport, False)
         self._ended()
+
+    async def break_off(self) -> None:
+        """What was written is sent, and then the connection ends without the end of the body: it is not whole."""
+        transport = None if self._req is None else self._req.transport
+        if transport is None:
+            return
+        if not self._framed:
+            await _arrived(transport)
+        transport.close()
 
     def _send(self, data: bytes) -> None:
         request, writer = self._req, self._payload_writer
@@ -156,6 +177,29 @@ class Pieces(_Answer):
         # Whether anything is out decides how an error can still be told.
         writer.output_size += len(data)
         transport.write(data)
+
+
+def _resets(transport: asyncio.Transport | None, on: bool) -> None:
+    """Whether the end of the connection is a reset, from whichever side of this process it comes."""
+    if transport is not None:
+        link: socket.socket = transport.get_extra_info("socket")
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, 0))
+
+
+async def _arrived(transport: asyncio.Transport) -> None:
+    """Until the other side has what was written, which a reset would overtake; not for long, and where it is told."""
+    link: socket.socket = transport.get_extra_info("socket")
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _ARRIVAL_S
+    while not transport.is_closing() and loop.time() < until:
+        left = bytearray(4)
+        try:
+            fcntl.ioctl(link.fileno(), termios.TIOCOUTQ, left)
+        except OSError:
+            return
+        if not any(left) and transport.get_write_buffer_size() == 0:
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 class _Clock:

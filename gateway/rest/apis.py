@@ -42,7 +42,6 @@ _PASSING: Final = frozenset(
         Code.PROVIDER_UNAVAILABLE,
         Code.KEY_LIMIT,
         Code.BUDGET_RESERVED,
-        Code.SHUTTING_DOWN,
         Code.ALL_ROUTES_FAILED,
         Code.IDEMPOTENCY_IN_PROGRESS,
     }
@@ -237,6 +236,9 @@ def asks_again(error: GatewayError) -> bool:
     if error.code is Code.QUEUE_FULL:
         # The next call that ends makes room, however long the whole queue may take.
         return True
+    if error.code is Code.SHUTTING_DOWN:
+        ended = outcome_of(error)
+        return error.dispatched is False or (ended is not None and ended.cost.state == "zero")
     if error.code not in _PASSING or (error.retry_after_s or 0.0) > LONGEST_OWN_RETRY_S:
         return False
     outcome = outcome_of(error)

@@ -171,7 +171,7 @@ class Chat:
                 raise
             await stream.begin(())
             await stream.write(voice.failed(error))
-            stream.break_off()
+            await stream.break_off()
             return stream.response
         finally:
             await stream.close()

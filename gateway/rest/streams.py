@@ -88,11 +88,9 @@ class EventStream:
         """The last piece: it goes out with the end of the answer."""
         self.response.hold(data)
 
-    def break_off(self) -> None:
+    async def break_off(self) -> None:
         """What was written is sent, and then the connection ends without the end of the body: it is not whole."""
-        transport = self._exchange.request.transport
-        if transport is not None:
-            transport.close()
+        await self.response.break_off()
 
     async def close(self) -> None:
         self._timer.cancel()

@@ -14,13 +14,17 @@ from contextlib import asynccontextmanager
 import grpc
 import grpc.aio
 import msgspec
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from gateway.answer import Line
 from gateway.rpc import codec
 from gateway.rpc.servicer import Authenticator, GatewayServicer
+from gateway.stopping import TELL_S, Stopping
 from protos.tollbridge.v1 import gateway_pb2 as pb
+
+log = structlog.get_logger()
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["Gateway"].full_name
 #: The reflection package has only the alpha; its successor is the same messages under another name, and newer tools ask
@@ -55,8 +59,11 @@ class RpcSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RpcServer:
     """A server that is running. `open_server` makes it."""
 
-    def __init__(self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, port: int) -> None:
+    def __init__(
+        self, server: grpc.aio.Server, servicer: GatewayServicer, health_servicer: health.aio.HealthServicer, port: int
+    ) -> None:
         self._server = server
+        self._servicer = servicer
         self._health = health_servicer
         self._drained = False
         #: The port it is bound to.
@@ -70,30 +77,41 @@ class RpcServer:
 
     async def drain(self, grace_s: float, *, lame_duck_s: float = 0.0) -> None:
         """
-        Say NOT_SERVING for good, stop accepting `lame_duck_s` later, and return when the calls have ended. Calls that
-        still run after `grace_s` are cancelled; cancelling the drain cancels them at once. A second drain does nothing.
+        Say NOT_SERVING for good, stop accepting `lame_duck_s` later, and return when the calls have ended. Those that
+        still run after `grace_s`, or when the drain is cancelled, are ended, and told so. A second drain does nothing.
         """
         if self._drained:
             return
         self._drained = True
+        stopped: list[asyncio.Future[None]] = []
         try:
             await self._health.enter_graceful_shutdown()
             await asyncio.sleep(lame_duck_s)
-            await self._server.stop(grace_s)
-        except asyncio.CancelledError:
-            await self._server.stop(None)
-            raise
+            # gRPC's own end of its grace would cancel calls without a word.
+            stopped.append(asyncio.ensure_future(self._server.stop(grace_s + TELL_S)))
+            await asyncio.wait(stopped, timeout=grace_s)
+        finally:
+            if ended := self._servicer.end():
+                log.warning("gateway.grpc_drain_deadline", ended=ended)
+            await asyncio.gather(self._server.stop(TELL_S), *stopped)
 
 
 @asynccontextmanager
-async def open_server(settings: RpcSettings, *, line: Line, authenticator: Authenticator) -> AsyncIterator[RpcServer]:
+async def open_server(
+    settings: RpcSettings, *, line: Line, authenticator: Authenticator, stopping: Stopping | None = None
+) -> AsyncIterator[RpcServer]:
     """
-    Serve until left, then drain. Raises `OSError` when the address cannot be bound.
+    Serve until left, then drain. Raises `OSError` when the address cannot be bound. `stopping` is that of the line.
 
     Leaving by an exception or a cancellation, too, drains: what runs is money that is being spent.
     """
     server = grpc.aio.server(options=_options(settings))
-    servicer = GatewayServicer(line=line, authenticator=authenticator, idle_consumer_s=settings.idle_consumer_s)
+    servicer = GatewayServicer(
+        line=line,
+        authenticator=authenticator,
+        idle_consumer_s=settings.idle_consumer_s,
+        stopping=stopping or Stopping(),
+    )
     server.add_generic_rpc_handlers((_handlers(servicer),))
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
@@ -104,7 +122,7 @@ async def open_server(settings: RpcSettings, *, line: Line, authenticator: Authe
     except RuntimeError as failed:
         raise OSError(f"gRPC cannot listen on {host}:{settings.port}") from failed
     await server.start()
-    running = RpcServer(server, health_servicer, port)
+    running = RpcServer(server, servicer, health_servicer, port)
     await running.set_serving(True)
     try:
         yield running

@@ -22,9 +22,18 @@ from admission.ids import new_id
 from admission.lease import Waiting
 from gateway.answer import Ended, Line, Silent
 from gateway.call import Call, Caller, Scope
-from gateway.errors import Cancelled, GatewayError, Internal, InvalidRequest, PermissionDenied, Unauthenticated
+from gateway.errors import (
+    Cancelled,
+    GatewayError,
+    Internal,
+    InvalidRequest,
+    PermissionDenied,
+    ShuttingDown,
+    Unauthenticated,
+)
 from gateway.outcome import Outcome, RouteReport
 from gateway.rpc import codec, status
+from gateway.stopping import Stopping
 from protos.tollbridge.v1 import gateway_pb2 as pb
 from protos.tollbridge.v1 import gateway_pb2_grpc
 
@@ -45,7 +54,9 @@ class Authenticator(Protocol):
 class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """`tollbridge.v1.Gateway` over a line. `idle_consumer_s` bounds each write of a stream."""
 
-    def __init__(self, *, line: Line, authenticator: Authenticator, idle_consumer_s: float) -> None:
+    def __init__(self, *, line: Line, authenticator: Authenticator, idle_consumer_s: float, stopping: Stopping) -> None:
+        self._stopping = stopping
+        self._at_work: set[asyncio.Task[object]] = set()
         self._line = line
         self._authenticator = authenticator
         self._idle_consumer_s = idle_consumer_s
@@ -55,6 +66,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: pb.CompletionRequest | codec.Undecodable, context: Context[pb.CompletionResponse]
     ) -> pb.CompletionResponse:
         request_id = new_id().hex
+        task = self._begun()
         try:
             call = await self._call(request_id, request, context)
             completion = await self._line.complete(call)
@@ -62,10 +74,16 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             context.set_trailing_metadata(status.attribution(request_id, completion.outcome))
         except GatewayError as error:
             failure = error
+        except asyncio.CancelledError:
+            if not self._stopping.caught():
+                raise
+            failure = _stopped()
         except Exception as fault:  # noqa: BLE001 - gRPC would tell the caller the text of a foreign exception
             failure = _internal(request_id, fault)
         else:
             return response
+        finally:
+            self._at_work.discard(task)
         return await context.abort(*status.render(failure, request_id))
 
     @override
@@ -74,16 +92,33 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     ) -> None:
         request_id = new_id().hex
         writer = _Writer(context.write, self._idle_consumer_s)
+        task = self._begun()
         try:
             failure = await self._answer(request_id, request, context, writer)
         except asyncio.CancelledError:
-            if not writer.stuck:
+            if writer.stuck:
+                failure = Cancelled(f"the client read nothing for {self._idle_consumer_s:g} s")
+            elif self._stopping.caught():
+                failure = _stopped()
+            else:
                 raise
-            failure = Cancelled(f"the client read nothing for {self._idle_consumer_s:g} s")
         finally:
+            self._at_work.discard(task)
             writer.close()
         if failure is not None:
             await context.abort(*status.render(failure, request_id))
+
+    def end(self) -> int:
+        """The process stops: whoever waits for an answer is told so. How many that are."""
+        self._stopping.end(self._at_work)
+        return len(self._at_work)
+
+    def _begun(self) -> asyncio.Task[object]:
+        """The task of this call, which may be ended until it has its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._at_work.add(task)
+        return task
 
     async def _answer(
         self,
@@ -102,7 +137,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
             failure = _internal(request_id, fault)
         else:
             return None
-        if writer.written:
+        if writer.written and not writer.holds:
             await writer.write(codec.encode_failed(failure, status.outcome_of(failure)))
         return failure
 
@@ -177,6 +212,11 @@ class _Writer:
     def close(self) -> None:
         self._timer.cancel()
 
+    @property
+    def holds(self) -> bool:
+        """A write was given up. gRPC may still hold it, so nothing but the status can follow."""
+        return self._writing_since is not None
+
     async def write(self, chunk: pb.CompletionChunk) -> None:
         self._writing_since = self._now()
         try:
@@ -238,7 +278,8 @@ class _Progress(Silent):
         """Returns when everything reported so far is written."""
         self._finished = True
         self._news.set()
-        await telling
+        if not telling.cancelled():
+            await telling
 
 
 def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -250,6 +291,11 @@ def _bearer(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     if len(given) > 1 or scheme.lower() != "bearer" or not token.strip():
         raise Unauthenticated
     return token.strip()
+
+
+def _stopped() -> ShuttingDown:
+    """Of a call that has not come to the line, which tells of itself."""
+    return ShuttingDown("this process is stopping: nothing was sent, send it again", retry_after_s=1.0)
 
 
 def _internal(request_id: str, fault: Exception) -> Internal:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from decimal import Decimal
@@ -527,6 +528,58 @@ async def test_who_does_not_read_holds_the_provider_back_and_is_cut_in_the_end()
     # The buffers of two sockets, not an endless stream.
     assert taken < 1500
     assert [one["event"] for one in logs if one["event"] == "gateway.idle_reader_cut"]
+
+
+async def over_http_1_0(port: int, *, pause: asyncio.Event | None = None) -> tuple[bytes, bool]:
+    """A stream without chunks, and whether the connection was reset at its end."""
+    body = json.dumps({**BODIES["/v1/chat/completions"], "stream": True}).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer good\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\n\r\n"
+    )
+    loop, got = asyncio.get_running_loop(), b""
+    # Of a stream of asyncio a reset takes away what was not read yet.
+    with socket.socket() as link:
+        link.setblocking(False)
+        async with asyncio.timeout(30):
+            await loop.sock_connect(link, ("127.0.0.1", port))
+            await loop.sock_sendall(link, head.encode() + body)
+            if pause is not None:
+                await pause.wait()
+            try:
+                while piece := await loop.sock_recv(link, 65536):
+                    got += piece
+            except ConnectionResetError:
+                return got, True
+    return got, False
+
+
+async def test_over_http_1_0_a_stream_that_is_cut_is_reset_after_its_error_and_a_whole_one_is_not():
+    breaks = True
+
+    async def items() -> AsyncGenerator[Item, None]:
+        yield (TextDelta("Hel"),)
+        if breaks:
+            raise StreamBroken("cut", outcome=outcome(cost=UNKNOWN))
+        yield ENDED
+
+    async with serving(FakeLine(before=started, items=items)) as server:
+        got, reset = await over_http_1_0(server.port)
+        assert (b"Hel" in got, b"upstream_broken" in got, b"[DONE]" in got, reset) == (True, True, False, True)
+        breaks = False
+        got, reset = await over_http_1_0(server.port)
+        assert (b"Hel" in got, b"[DONE]" in got, reset) == (True, True, False)
+
+
+async def test_over_http_1_0_a_caller_who_does_not_read_is_reset_too():
+    line, cut = Endless(), asyncio.Event()
+    async with serving(line, QUICK) as server:
+        asking = asyncio.create_task(over_http_1_0(server.port, pause=cut))
+        async with asyncio.timeout(30):
+            await line.exits.get()
+        cut.set()
+        _, reset = await asking
+    assert reset
 
 
 async def test_a_drain_lets_a_stream_end():

@@ -201,6 +201,7 @@ class World:
             Endpoint(method="DELETE", path="/v1/things/{thing_id}", access=Scope.ADMIN, handler=one),
             Endpoint(method="GET", path="/v1/things/all", access=Scope.JOBS, handler=many),
             Endpoint(method="GET", path="/slow", access=Access.ANY_KEY, handler=slow),
+            Endpoint(method="POST", path="/slow", access=Access.ANY_KEY, handler=slow),
             Endpoint(method="GET", path="/fault", access=Access.ANY_KEY, handler=fault),
             Endpoint(method="GET", path="/full", access=Access.ANY_KEY, handler=full),
             Endpoint(method="GET", path="/breaks", access=Access.ANY_KEY, handler=breaks),
@@ -839,6 +840,61 @@ async def test_a_client_that_asks_first_is_told_before_it_sends(world: World):
 async def test_what_is_not_http_gets_a_400_in_our_shape_and_the_connection_ends(world: World, sent: bytes):
     status, body = await world.raw(sent)
     assert (status, is_error(body, "invalid_request")) == (400, True)
+    assert "secret" not in str(body)
+
+
+#: Where a body ends is what an intermediary and we must not see differently.
+HIDDEN = "0\r\n\r\nPOST /v1/things HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize(
+    ("sent", "told"),
+    [
+        ("GET /healthz HTTP/2.0\r\nhost: x\r\n\r\n", "HTTP/2.0 is not spoken here"),
+        ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "HTTP/1.1 and HTTP/1.0 are spoken here"),
+        ("GET /healthz HTTP/1.2\r\nhost: x\r\n\r\n", "HTTP/1.1 and HTTP/1.0 are spoken here"),
+        ("GET /healthz HTTP/0.9\r\nhost: x\r\n\r\n", "HTTP/0.9 is not spoken here"),
+        ("GET /healthz\r\n\r\n", "HTTP/0.9 is not spoken here"),
+        ("GET /healthz HTTP/1.1\r\n\r\n", "it has no `Host` header"),
+        ("GET /healthz HTTP/1.1\r\nhost: x\r\nhost: y\r\n\r\n", "more than one `Host` header"),
+        (f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 5\r\n\r\n{HIDDEN}", "one number"),
+        (f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: 5, 5\r\n\r\n{HIDDEN}", "one number"),
+        (f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: +5\r\n\r\n{HIDDEN}", "one number"),
+        (
+            f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n{HIDDEN}",
+            "both `Content-Length` and `Transfer-Encoding`",
+        ),
+        (f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ntransfer-encoding: xchunked\r\n\r\n{HIDDEN}", "is not `chunked`"),
+        (f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ntransfer-encoding: gzip, chunked\r\n\r\n{HIDDEN}", "`chunked` alone"),
+        (f"POST /v1/lines HTTP/1.1\r\nhost: x\r\ntransfer-encoding:\r\n chunked\r\n\r\n{HIDDEN}", "well-formed"),
+        ("GET /healthz HTTP/1.1\r\nhost: x\r\na: 1\r\n  secret\r\n\r\n", "a header goes on in a second line"),
+        ("GET /healthz HTTP/1.1\r\nhost: x\r\na: secret\0\r\n\r\n", "a character that it may not have"),
+        ("GE(T /secret HTTP/1.1\r\nhost: x\r\n\r\n", "no known method"),
+        ("GET http://[::1/secret HTTP/1.1\r\nhost: x\r\n\r\n", "well-formed"),
+        ("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "this is TLS"),
+    ],
+)
+async def test_a_request_that_others_may_read_differently_is_refused_with_the_reason_and_nothing_after_it_is_run(
+    world: World, sent: str, told: str
+):
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(sent.encode("latin-1"))
+    async with asyncio.timeout(20):
+        got = await reader.read()
+    writer.close()
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.split(b" ")[1] == b"400"
+    # One answer, and that is all.
+    error = json.loads(body)["error"]
+    assert (error["code"], told in error["message"], "secret" in error["message"]) == ("invalid_request", True, False)
+
+
+async def test_a_target_in_absolute_form_is_the_path_in_it(world: World):
+    reader, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(b"GET http://elsewhere.example/healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    async with asyncio.timeout(20):
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
 
 
 async def test_a_slow_body_is_cut_and_a_slow_head_too(world: World):
@@ -910,6 +966,42 @@ async def test_a_client_that_goes_away_cancels_its_handler(world: World):
     await world.entered.wait()
     asking.cancel()
     await asyncio.wait_for(world.cancelled.wait(), 30)
+
+
+async def half_closed(port: int, request: bytes) -> bytes:
+    """All that comes to a client which shuts its side once it has sent its request."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        got = await reader.read()
+    writer.close()
+    return got
+
+
+async def test_what_reads_is_answered_though_its_client_has_shut_its_side(world: World):
+    got = await half_closed(world.port, b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert got.startswith(b"HTTP/1.1 200 ")
+    assert got.endswith(b'{"status":"alive"}')
+    got = await half_closed(world.port, b"this is not HTTP\r\n\r\n")
+    assert got.startswith(b"HTTP/1.0 400 ")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_what_takes_long_is_taken_back_from_a_client_that_has_shut_its_side_and_it_is_told(
+    world: World, method: str
+):
+    key = world.key()["authorization"]
+    sent = f"{method} /slow HTTP/1.1\r\nhost: x\r\nauthorization: {key}\r\ncontent-length: 0\r\n\r\n"
+    asking = asyncio.create_task(half_closed(world.port, sent.encode()))
+    if method == "GET":
+        # A change may be taken back before it has begun.
+        await world.entered.wait()
+        await asyncio.wait_for(world.cancelled.wait(), 20)
+    head, _, body = (await asking).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 499 Client Closed Request\r\n")
+    assert b"x-should-retry: false" in head
+    assert is_error(json.loads(body), "cancelled")
 
 
 class Raw:
@@ -1031,7 +1123,7 @@ async def test_draining_does_not_wait_for_idle_connections(world: World):
             await server.drain()
 
 
-async def test_what_has_not_ended_at_the_drain_deadline_is_cancelled_and_waited_for(world: World):
+async def test_what_has_not_ended_at_the_drain_deadline_is_ended_waited_for_and_told(world: World):
     short = msgspec.structs.replace(SETTINGS, drain_s=0.05)
     async with (
         serve(short, world.endpoints(), world.authenticator) as server,
@@ -1041,8 +1133,25 @@ async def test_what_has_not_ended_at_the_drain_deadline_is_cancelled_and_waited_
         await world.entered.wait()
         await server.drain()
         assert world.cancelled.is_set()
-        with pytest.raises(aiohttp.ClientError):
-            await asking
+        answer = await asking
+        assert (answer.status, answer.headers["retry-after"], answer.headers["connection"]) == (503, "1", "close")
+        error = (await answer.json())["error"]
+        assert (error["code"], error["dispatched"]) == ("shutting_down", False)
+
+
+async def test_a_submission_that_the_stop_ends_is_not_called_safe_to_repeat(world: World):
+    short = msgspec.structs.replace(SETTINGS, drain_s=0.05)
+    async with (
+        serve(short, world.endpoints(), world.authenticator) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+    ):
+        asking = asyncio.create_task(client.post("/slow", headers=world.key()))
+        await world.entered.wait()
+        await server.drain()
+        answer = await asking
+        assert (answer.status, answer.headers["x-should-retry"]) == (503, "false")
+        error = (await answer.json())["error"]
+        assert (error["code"], error["dispatched"]) == ("shutting_down", None)
 
 
 async def test_two_processes_may_share_a_port(world: World):

@@ -448,13 +448,17 @@ async def test_a_draining_server_says_so_and_lets_streams_finish() -> None:
         await drained
 
 
-async def test_a_drain_that_runs_out_of_time_cancels_what_runs() -> None:
+async def test_a_drain_that_runs_out_of_time_ends_what_runs_and_tells_it() -> None:
     line = FakeLine(items=hello_and_on)
     async with serving(line) as (stub, server):
         call = stub.Stream(QUESTION, metadata=GOOD)
         await call.read()
         await server.drain(0.1)
+        # This line knows of no stop; what the real one says is in `tests/acceptance/test_last_words.py`.
         assert await line.exits.get() is asyncio.CancelledError
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        info, _, _ = await details_of(call)
+        assert info.reason == "shutting_down"
 
 
 async def test_two_servers_share_a_port_only_where_both_say_so() -> None:

@@ -23,6 +23,7 @@ from gateway.provider import Provider
 from gateway.rest.status import error_response
 from gateway.router import Plan, Route, RoutingSettings
 from gateway.rpc import status as rpc_status
+from gateway.stopping import Stopping
 
 GROUP = "https://api.example:443"
 
@@ -55,7 +56,7 @@ def run() -> Run:
     chat = ChatRequest(messages=(Message(role=Role.USER, content=(Text(text="hi"),)),))
     caller = Caller(key_id=new_id(), name="k", scopes=frozenset())
     call = Call(request_id="r", caller=caller, model="m", chat=chat, options=Options(), transport="rest")
-    return Run(call, RoutingSettings())
+    return Run(call, RoutingSettings(), Stopping())
 
 
 async def told(asked: Run, *refusals: Refusal) -> AdmissionRefused:
