@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +134,30 @@ def ready_file(path: Path, ready: Ready) -> Iterator[None]:
 
 
 class Stop:
-    """What has been asked for: `gently` by the first SIGTERM or SIGINT (drain), `at_once` by the second."""
+    """
+    What has been asked for: `gently` by the first SIGTERM or SIGINT (drain), `at_once` by the second. A task that only
+    starts is cancelled by the first.
+    """
 
     def __init__(self) -> None:
         self.gently = asyncio.Event()
         self.at_once = asyncio.Event()
+        self._starting: asyncio.Task[Any] | None = None
 
     def ask(self) -> None:
         if self.gently.is_set():
             self.at_once.set()
         self.gently.set()
+        if self._starting is not None:
+            self._starting.cancel()
+            self._starting = None
+
+    def starts(self) -> None:
+        """The current task serves nobody yet."""
+        self._starting = asyncio.current_task()
+
+    def started(self) -> None:
+        self._starting = None
 
 
 @contextlib.contextmanager
@@ -167,7 +181,9 @@ def stopped_by_signals(*, and_by_stdin: bool) -> Iterator[Stop]:
 def _parent_is_gone(loop: asyncio.AbstractEventLoop, stop: Stop) -> None:
     if os.read(sys.stdin.fileno(), 1024) == b"":
         loop.remove_reader(sys.stdin)
-        stop.gently.set()
+        # Where the stop was asked for already, the end of the parent is no second signal.
+        if not stop.gently.is_set():
+            stop.ask()
 
 
 def load(path: Path | None, data_dir: Path | None) -> config.Settings:
@@ -208,7 +224,10 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
                 rest=config.Listen(settings.rest.host, rest),
                 grpc=config.Listen(settings.grpc.host, grpc),
             )
-        async with app.open_database(settings) as url:
+        async with _database(settings, stop) as url:
+            if url is None:
+                log.info("gateway.stopped")
+                return True
             if WORKER in os.environ:
                 return await _serve_here(settings, url, stop, lambda: _announce(settings))
             _show_keys(await app.bootstrap_keys(url, settings))
@@ -216,6 +235,7 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
             def ready() -> None:
                 stack.enter_context(ready_file(settings.data_dir / "ready.json", _ready(settings)))
                 _announce(settings)
+                _advise(settings)
 
             if count == 1:
                 return await _serve_here(settings, url, stop, ready)
@@ -229,6 +249,24 @@ async def serve(settings: config.Settings, *, count: int, stop_with_stdin: bool)
             )
             await supervisor.run()
             return True
+
+
+@contextlib.asynccontextmanager
+async def _database(settings: config.Settings, stop: Stop) -> AsyncIterator[str | None]:
+    """The database's URL, migrated. None: the stop came before there was one."""
+    async with contextlib.AsyncExitStack() as stack:
+        url: str | None
+        stop.starts()
+        try:
+            url = await stack.enter_async_context(app.open_database(settings))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or not stop.gently.is_set() or task.uncancel() > 0:
+                raise
+            url = None
+        finally:
+            stop.started()
+        yield url
 
 
 async def _serve_here(settings: config.Settings, url: str, stop: Stop, on_ready: Callable[[], None]) -> bool:
@@ -284,6 +322,23 @@ def _ready(settings: config.Settings) -> Ready:
 def _announce(settings: config.Settings) -> None:
     ready = _ready(settings)
     logs.announce("gateway.ready", rest=ready.rest, grpc=ready.grpc)
+
+
+def _advise(settings: config.Settings) -> None:
+    """Who has configured no provider is told how."""
+    enabled = [provider for provider in settings.providers.values() if provider.enabled]
+    ready = {provider.id for provider in enabled if provider.ready}
+    # Without a file, those that need nothing are there for everybody.
+    given = set() if settings.file is not None else {p.id for p in config.load(None, {}).providers.values() if p.ready}
+    if ready - given:
+        return
+    log.warning(
+        "gateway.no_provider_configured",
+        set_one_of=sorted(" and ".join(provider.missing) for provider in enabled if not provider.ready),
+        or_write=str(settings.file or "tollbridge.toml"),
+        need_no_key=sorted(ready),
+        see="docs/configuration.md; tollbridge check",
+    )
 
 
 def _show_keys(found: Bootstrap) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import signal
 
 import click
 from typing_extensions import override
@@ -45,10 +46,14 @@ class Commands(click.Group):
         module, _ = COMMANDS[cmd_name]
         # What is imported stays: looking through it for garbage, again and again, is a sixth of the time it takes.
         gc.disable()
+        # An import that is interrupted leaves nothing behind, and has nothing to say.
+        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
             command: click.Command = importlib.import_module(module).command
         finally:
             gc.enable()
+            # In the midst of the start of this process, there was none of Python's own.
+            signal.signal(signal.SIGINT, signal.default_int_handler if before is signal.SIG_DFL else before)
         gc.freeze()
         return command
 

@@ -12,6 +12,7 @@ import contextlib
 import importlib.resources
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,8 @@ def command() -> None:
     """  # noqa: D301  a real backspace: click keeps the paragraph's lines
     out = tables.console()
     began = time.monotonic()
+    # A supervisor's stop takes away what was begun, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         PLACE.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -373,6 +376,9 @@ def _gateway(out: Console, configuration: Path, data_dir: Path) -> Iterator[Runn
         yield Running(ready["rest"], ready["grpc"], key)
     finally:
         overdue.cancel()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # It is stopping; who asks again wants it at once.
+            signal.signal(number, lambda *_: process.terminate())
         process.stdin.close()
         try:
             process.wait(STOP_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import click
@@ -43,6 +44,8 @@ def command(path: Path | None, data_dir: Path | None, count: int, log_level: str
         settings = workers.load(path, data_dir)
         with runtime.runner(serving=count == 1) as runner:
             clean = runner.run(workers.serve(settings, count=count, stop_with_stdin=stop_with_stdin))
+            # It has ended. Whoever is impatient now ends it without a word.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
     except config.ConfigFaults as faults:
         raise Failed(str(faults), hint="`tollbridge check` says the same without starting anything.") from None
     except workers.PortTaken as error:

@@ -94,12 +94,16 @@ class Process:
 
 @contextlib.contextmanager
 def served(
-    data_dir: Path, *options: str, configuration: str = "", environ: dict[str, str | None] | None = None
+    data_dir: Path,
+    *options: str,
+    configuration: str = "",
+    environ: dict[str, str | None] | None = None,
+    here: Path | None = None,
 ) -> Iterator[Process]:
     """
     A gateway on free ports with this configuration file. Of the caller's environment it sees nothing of ours.
 
-    `environ` adds variables, or with None takes away those that are set by default.
+    `environ` adds variables, or with None takes away those that are set by default. `here` is where it is started.
     """
     data_dir.mkdir(exist_ok=True)
     file = data_dir / "tollbridge.toml"
@@ -121,6 +125,7 @@ def served(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,
+            cwd=here,
         )
     found = Process(process, log=log, data_dir=data_dir, database_url=variables.get("TOLLBRIDGE_DATABASE_URL"))
     try:

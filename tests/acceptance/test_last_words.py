@@ -182,6 +182,7 @@ async def test_whoever_waits_when_the_drain_is_over_is_told_in_its_own_words(dat
         )
         assert (await slow.readline()).startswith(b"HTTP/1.1 100")
 
+        assert not gateway.lines("gateway.no_provider_configured")
         gateway.send(signal.SIGTERM)
 
         # Plain callers, whose request was sent and may be paid, are not to repeat it.

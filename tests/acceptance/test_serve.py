@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from gateway.embedded import EmbeddedPostgres
-from tests.acceptance.processes import PATIENCE_S, served
+from tests.acceptance.processes import KEY, PATIENCE_S, served
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -114,6 +114,40 @@ def test_a_fault_in_the_configuration_is_refused_with_its_path_before_anything_s
         assert gateway.process.wait(PATIENCE_S) == 1
         assert "models.m.prize" in gateway.log
         assert not (tmp_path / "postgres").exists()
+
+
+@pytest.mark.parametrize(
+    ("database", "number"), [("embedded", signal.SIGINT), ("away", signal.SIGTERM)], ids=["embedded", "away"]
+)
+def test_a_stop_while_it_waits_for_its_database_ends_it_without_a_word_too_many(tmp_path, database, number):
+    # A port of which nothing is known but that nobody listens on it.
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        url = f"postgresql://nobody@127.0.0.1:{nobody.getsockname()[1]}/none"
+        with served(tmp_path, environ={"TOLLBRIDGE_DATABASE_URL": url if database == "away" else None}) as gateway:
+            until(lambda: bool(gateway.events("gateway.starting")))
+            assert gateway.end(number) == 0, gateway.log
+            assert "Traceback" not in gateway.log
+            assert gateway.lines == []
+            assert len(gateway.events("gateway.stopped")) == 1
+
+
+def test_a_start_without_a_provider_says_how_to_have_one(tmp_path, database_url):
+    # Where there is no configuration file, and nothing of the account that runs the tests.
+    environ: dict[str, str | None] = {
+        name: None for name in os.environ if name.endswith(("_API_KEY", "_API_TOKEN", "_BASE_URL"))
+    }
+    environ |= {"TOLLBRIDGE_DATABASE_URL": database_url, "TOLLBRIDGE_CONFIG": None, "TOLLBRIDGE_API_KEY": KEY}
+    here = tmp_path / "empty"
+    here.mkdir()
+    with served(tmp_path, environ=environ, here=here) as gateway:
+        gateway.until_ready()
+        until(lambda: bool(gateway.events("gateway.no_provider_configured")))
+        [told] = gateway.events("gateway.no_provider_configured")
+        assert {"OPENAI_API_KEY", "ANTHROPIC_API_KEY"} <= set(told["set_one_of"])
+        assert (told["or_write"], told["need_no_key"]) == ("tollbridge.toml", ["ollama"])
+        assert gateway.get("/v1/models").status_code == 200
+        assert gateway.end() == 0, gateway.log
 
 
 def test_a_second_signal_does_not_wait_for_a_request_that_runs(tmp_path, database_url):
