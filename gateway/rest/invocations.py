@@ -23,6 +23,7 @@ from gateway.call import Caller, Scope
 from gateway.errors import Code, GatewayError, InvalidRequest, NotFound
 from gateway.rest import exports
 from gateway.rest.endpoint import Endpoint, Exchange, plain
+from gateway.rest.ids import as_uuid
 from gateway.rest.operation import OF_CONTROL, Content, Link, Operation
 from metering import log
 from metering.log import Order, Page, Place, Search, State, Stats, Status, When
@@ -363,7 +364,7 @@ def routes(*, reader: Reader) -> list[Endpoint]:
         exchange.query(())
         caller = exchange.caller
         try:
-            ticket_id = uuid.UUID(exchange.path_args["ticket_id"])
+            ticket_id = as_uuid(exchange.path_args["ticket_id"])
         except ValueError:
             raise _absent() from None
         with _readable():
@@ -503,7 +504,7 @@ def _one_of(query: Mapping[str, Sequence[str]], name: str, words: Sequence[str],
 
 def _uuid(text: str) -> uuid.UUID:
     try:
-        return uuid.UUID(text)
+        return as_uuid(text)
     except ValueError as error:
         raise InvalidRequest("must be the id of a key, a UUID", param="key") from error
 

@@ -39,6 +39,7 @@ from gateway.rest.apis import error_headers
 from gateway.rest.body import decode
 from gateway.rest.endpoint import Endpoint, Exchange, plain, usd
 from gateway.rest.fields import FIELDS, IDEMPOTENCY_KEY, MAX_IDEMPOTENCY_KEY_CHARS, refuse_headers
+from gateway.rest.ids import as_uuid
 from gateway.rest.operation import OF_CONTENT, Content, Link, Operation
 from gateway.rest.status import Error, error_body
 from metering.usage import Usage
@@ -478,14 +479,14 @@ def _filter(query: Mapping[str, str]) -> Filter:
 
 def _job_id(exchange: Exchange) -> uuid.UUID:
     try:
-        return uuid.UUID(exchange.path_args["job_id"])
+        return as_uuid(exchange.path_args["job_id"])
     except ValueError:
         raise _absent() from None
 
 
 def _uuid(text: str, param: str) -> uuid.UUID:
     try:
-        return uuid.UUID(text)
+        return as_uuid(text)
     except ValueError as error:
         raise InvalidRequest("must be a UUID", param=param) from error
 

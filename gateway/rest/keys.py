@@ -20,6 +20,7 @@ from gateway.errors import Code, InvalidRequest, NotFound
 from gateway.keys import Change, KeyRecord, Keys, Limits, Spending, Used
 from gateway.rest.endpoint import Endpoint, Exchange
 from gateway.rest.fields import IDEMPOTENCY_KEY
+from gateway.rest.ids import as_uuid
 from gateway.rest.operation import OF_CONTROL, Content, Link, Operation
 from metering.cost import decimal_string
 
@@ -149,7 +150,7 @@ def routes(*, keys: Keys) -> list[Endpoint]:
         after = None
         if "after" in query:
             try:
-                after = uuid.UUID(query["after"])
+                after = as_uuid(query["after"])
             except ValueError as error:
                 raise InvalidRequest("is no id of a key", param="after") from error
         found = await keys.list(after, int(limit) + 1)
@@ -279,7 +280,7 @@ def _answer(exchange: Exchange, payload: object, *, status: int = 200) -> web.St
 
 def _id(exchange: Exchange) -> uuid.UUID:
     try:
-        return uuid.UUID(exchange.path_args["key_id"])
+        return as_uuid(exchange.path_args["key_id"])
     except ValueError:
         raise NotFound("no key has this id") from None
 

@@ -312,9 +312,7 @@ def _codes(endpoint: Endpoint) -> frozenset[Code]:
     told = endpoint.told
     codes = {Code.INVALID_REQUEST, Code.INTERNAL, Code.QUEUE_FULL, *told.errors}
     if endpoint.access is not Access.PUBLIC:
-        codes |= {Code.UNAUTHENTICATED, Code.CONTROL_STORE_UNAVAILABLE}
-    if isinstance(endpoint.access, Scope):
-        codes.add(Code.PERMISSION_DENIED)
+        codes |= {Code.UNAUTHENTICATED, Code.PERMISSION_DENIED, Code.CONTROL_STORE_UNAVAILABLE}
     if "{" in endpoint.path:
         codes.add(Code.NOT_FOUND)
     if told.takes:

@@ -21,6 +21,7 @@ from gateway.database import StoreUnavailable
 from gateway.errors import Code, GatewayError, InvalidRequest, NotFound, PermissionDenied
 from gateway.keys.rights import is_money
 from gateway.rest.endpoint import Access, Endpoint, Exchange
+from gateway.rest.ids import as_uuid
 from gateway.rest.operation import OF_CONTROL, Content, Operation
 from gateway.sessions import MAX_SESSION_ID, LiveAttempt, Session, Sessions
 from metering.cost import LIMIT_USD, decimal_string
@@ -183,7 +184,7 @@ def _key_id(exchange: Exchange) -> uuid.UUID | None:
     if Scope.ADMIN not in exchange.caller.scopes:
         raise PermissionDenied("sessions of other keys are for administrators", param="key_id")
     try:
-        return uuid.UUID(text)
+        return as_uuid(text)
     except ValueError as error:
         raise InvalidRequest("is no id of a key", param="key_id") from error
 

@@ -27,6 +27,7 @@ from gateway.errors import Code, GatewayError, InvalidRequest
 from gateway.rest import exports
 from gateway.rest.endpoint import Endpoint, Exchange, plain
 from gateway.rest.fields import MAX_TAG_NAME, MAX_TEXT
+from gateway.rest.ids import as_uuid
 from gateway.rest.operation import OF_CONTROL, Content, Operation
 from metering import grouping
 from metering.grouping import Grouped, Question, TooWide
@@ -341,7 +342,7 @@ def _key(query: Mapping[str, str]) -> uuid.UUID | None:
     if "key" not in query:
         return None
     try:
-        return uuid.UUID(query["key"])
+        return as_uuid(query["key"])
     except ValueError as error:
         raise InvalidRequest("must be the id of a key", param="key") from error
 

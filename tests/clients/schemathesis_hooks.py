@@ -13,6 +13,8 @@ from typing import Any
 import schemathesis
 
 KEPT = frozenset(os.environ["CLIENTS_KEYS"].split(","))
+#: Of a model's name.
+MOST_CHARACTERS = 256
 NOBODY = "00000000-0000-0000-0000-000000000000"
 MODELS = {"post_v1_messages": "claude", "post_v1_messages_count_tokens": "claude", "post_v1_responses": "responses",
           "post_v1_embeddings": "embed"}  # fmt: skip
@@ -25,12 +27,18 @@ def lines(context: Any, value: Any) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
 
 
+@schemathesis.deserializer("application/jsonl", "application/x-ndjson")
+def as_text(context: Any, response: Any) -> str:
+    return str(response.content, "utf-8")
+
+
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
     """A model that there is, in place of any: else nothing would get past the 404."""
     if isinstance(body, dict):
         operation = context.operation.definition.raw.get("operationId", "")
-        if isinstance(body.get("model"), str) and body["model"]:
+        # One that is too long stays, or what is meant to be refused would be taken.
+        if isinstance(body.get("model"), str) and 0 < len(body["model"]) <= MOST_CHARACTERS:
             body["model"] = MODELS.get(operation, "chat")
         inner = body.get("body")
         if operation == "post_v1_jobs" and isinstance(inner, dict) and isinstance(body.get("url"), str):
