@@ -35,6 +35,7 @@ from adapters.contract import (
     WireProtocol,
 )
 from adapters.errors import Broken, NotSent, ProviderError, RequestNotExpressible
+from adapters.halves import Halves, mended
 from adapters.http.clock import Clock
 from adapters.http.connection import Answer
 from adapters.http.pool import Pool
@@ -299,7 +300,7 @@ class _Body:
             data = bytes(body)
         if values > max_values:
             raise Broken("the answer holds too many values", code="response_too_large")
-        return data
+        return mended(data)
 
 
 def _is_page(said: bytes | None) -> bool:
@@ -356,6 +357,7 @@ class _Batches:
         "_ended",
         "_finished",
         "_gap_s",
+        "_halves",
         "_over",
         "_parser",
         "_payloads",
@@ -370,6 +372,7 @@ class _Batches:
         self._parser = parser
         self._relay = parser if isinstance(parser, RelayedStream) else None
         self._body = body
+        self._halves = Halves()
         self._clock = clock
         self._gap_s = gap_s
         self._told = told
@@ -395,13 +398,16 @@ class _Batches:
             given = self._read(b"") if waiting else ()
             while not given and self._finished is None:
                 data = await self._body.read()
-                given = self._read(data) if data else self._closed()
+                given = self._read(self._halves.feed(data)) if data else self._closed()
             return given or await self._last()
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             if isinstance(error, ProviderError):
                 error.remaining = self._told.remaining
+            if isinstance(error, Broken):
+                # As of a plain call: it had begun to answer, whatever form it chose.
+                error.answered = self._parser.is_json
             self._over = True
             self._body.close()
             raise
@@ -422,7 +428,9 @@ class _Batches:
         return ()
 
     def _closed(self) -> Batch:
-        """What the parser makes of the end of the body."""
+        """What the parser makes of the end of the body, and before that of what was held."""
+        if (held := self._halves.take()) and ((given := self._read(held)) or self._finished is not None):
+            return given
         if not self._body.framed:
             raise Broken("the connection closed before the answer was complete", code="connection_lost")
         self._ended = True

@@ -226,6 +226,11 @@ class StreamParser(Protocol):
         """How many pieces of payload were read, those that gave no event too; comments and keep-alives are none."""
         ...
 
+    @property
+    def is_json(self) -> bool:
+        """The body is one JSON text, so far, and no events: the provider did not heed `stream`."""
+        ...
+
 
 class WireProtocol(Protocol):
     """

@@ -72,6 +72,11 @@ class Frames:
     def too_large(self) -> bool:
         return self._seen > MAX_EVENT_BYTES
 
+    @property
+    def rest(self) -> bytes:
+        """What is left of an event that has not ended."""
+        return bytes(self._rest)
+
     def take_rest(self) -> bytes:
         """What is left of an event that has not ended; it is then gone from here."""
         rest, self._rest, self._seen = bytes(self._rest), bytearray(), 0
@@ -115,6 +120,10 @@ class RelayedStream:
     @property
     def payloads(self) -> int:
         return self._parser.payloads
+
+    @property
+    def is_json(self) -> bool:
+        return self._parser.is_json
 
     def feed(self, data: bytes) -> Batch:
         if self._failure is not None:

@@ -71,6 +71,10 @@ class ProvenStream(ABC):
     def ended_at(self) -> tuple[int, int] | None:
         return self._ended_at
 
+    @property
+    def is_json(self) -> bool:
+        return self._body.json is not None
+
     def feed(self, data: bytes) -> Batch:
         if self._failure is not None:
             raise self._failure

@@ -15,7 +15,18 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from adapters.chat import ChatRequest, Event, Finished, Message, Role, StopReason, Text, TextDelta, UsageReport
+from adapters.chat import (
+    ChatRequest,
+    Event,
+    Finished,
+    Message,
+    NativeRequest,
+    Role,
+    StopReason,
+    Text,
+    TextDelta,
+    UsageReport,
+)
 from adapters.client import Upstream
 from adapters.contract import Clocks, Endpoint, UpstreamCall
 from adapters.errors import Broken, ErrorClass, NotSent, ProviderError, Rejected
@@ -939,6 +950,54 @@ async def test_a_plain_call_of_which_nothing_came_says_so(upstream):
         with pytest.raises(Broken) as broken:
             await upstream.complete(call(provider.port))
     assert not broken.value.answered
+
+
+@pytest.mark.parametrize("body", [b'{"choices":[', b'{"choices":[]}', b"[1", ANSWER[:-9]])
+async def test_a_stream_that_is_answered_by_json_that_is_no_proven_answer_says_that_it_came(upstream, body):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(body)
+
+    async with raw_provider(answer) as provider:
+        events, error = await failed(upstream, call(provider.port))
+    assert not events
+    assert isinstance(error, Broken)
+    assert error.answered
+
+
+@pytest.mark.parametrize("relay", [False, True])
+@pytest.mark.parametrize("reads", ["an event each", "a byte each"])
+async def test_a_character_that_is_cut_in_two_is_whole_and_a_half_that_stays_alone_is_told(upstream, relay, reads):
+    stream = content("a \\ud83d") + content("\\ude00 b") + content("c\\ud83d") + FINISH + DONE
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        for piece in stream.split(b"|") if reads == "an event each" else (bytes([byte]) for byte in stream):
+            await exchange.chunk(piece)
+        await exchange.end()
+
+    stream = stream.replace(b"\n\n", b"\n\n|") if reads == "an event each" else stream
+    async with raw_provider(answer) as provider:
+        asked = call(provider.port)
+        if relay:
+            native = NativeRequest(protocol="chat_completions", fields={}, unmapped=())
+            asked = msgspec.structs.replace(
+                asked, relay=True, request=msgspec.structs.replace(asked.request, native=native)
+            )
+        events = await streamed(upstream, asked)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "a \U0001f600 bc\ufffd"
+    assert any(isinstance(event, Finished) for event in events)
+    passed_on = b"".join(getattr(event, "raw", b"") for event in events)
+    said = [msgspec.json.decode(line[6:]) for line in passed_on.splitlines() if line.startswith(b"data: {")]
+    assert len(said) == (4 if relay else 0)
+
+
+async def test_half_a_character_in_a_plain_answer_is_told(upstream):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(ANSWER.replace(b"hello", b"\\ud83d\\ude00 \\ude00"))
+
+    async with raw_provider(answer) as provider:
+        response = await upstream.complete(call(provider.port))
+    assert response.choices[0].text == "\U0001f600 \ufffd"
 
 
 # ------------------------------------------------------------------- health
