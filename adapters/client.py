@@ -238,13 +238,14 @@ class Upstream:
             raise RuntimeError("an Upstream is used inside its own `async with`")
         fields = (self._agent, ("accept-encoding", encoding), *headers.items(), *endpoint.headers.items())
         origin, start = self._head(method, endpoint.base_url, path, fields)
-        connection = pool.free(origin) or await pool.connect(origin, clock, endpoint.clocks.connect_s)
+        kept = pool.free(origin) if endpoint.keep_alive_s else None
+        connection = kept or await pool.connect(origin, clock, endpoint.clocks.connect_s)
         now = clock.now()
         until, code = clock.until(now)
         if until <= now:
             pool.freed(connection)
             raise NotSent("no connection in time", code="deadline" if code == "deadline" else "connect_timeout")
-        answer = connection.send(start, body, clock)
+        answer = connection.send(start, body, clock, keep_alive_s=endpoint.keep_alive_s)
         try:
             await answer.head()
         except BaseException:

@@ -75,6 +75,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     #: A quirk of Chat Completions: the provider takes `cache_control` on parts of messages and on tools.
     cache_control: bool = False
     max_response_bytes: int = 32 * 1024 * 1024
+    #: Seconds for which a connection without work is kept for the next request; 0: each is used once. Below the idle
+    #: time after which common servers close (uvicorn and Node after 5 s), so that the race of their close with our
+    #: request stays rare: a request that loses it is uncertain.
+    keep_alive_s: float = 4.0
     #: What a health check asks, where the protocol's list of models tells less of this provider.
     check_path: str | None = None
 

@@ -130,6 +130,7 @@ def provider(
         cache_control=given.cache_control,
         default_max_tokens=given.default_max_tokens,
         reasoning=given.reasoning,
+        keep_alive_s=given.keep_alive_s,
         check_path=given.check_path,
     )
     return Provider(

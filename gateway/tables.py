@@ -137,6 +137,7 @@ class ProviderTable(Strict):
     connect_s: _Positive = 5.0
     first_byte_s: _Positive = 5.0
     gap_s: _Positive = 1.5
+    keep_alive_s: _NotNegative = 4.0
     execution_limit_s: _Positive = EXECUTION_LIMIT_S
     execution_base_s: _Positive = 30.0
     slowest_tokens_per_s: _Positive = 10.0

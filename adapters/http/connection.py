@@ -9,6 +9,8 @@ and never shut down in good order, which could still deliver the rest of a reque
 from __future__ import annotations
 
 import asyncio
+import re
+import select
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol, cast
@@ -27,6 +29,9 @@ _MAX_FIELDS = 128
 #: So much may come in a row of which nothing is an answer's body: a head with what was said before it, the extensions
 #: of chunks, trailers.
 _MAX_SILENT_BYTES = 64 * 1024
+#: How long a server says that it keeps a connection (RFC 2068, 19.7.1.1), and by how much less it is kept here.
+_TIMEOUT = re.compile(r"\btimeout\s*=\s*\"?(\d{1,9})", re.ASCII | re.IGNORECASE)
+_SOONER_S = 1.0
 #: What is held for a reader who is slower than the provider, before the provider is held back.
 _HELD_BYTES = 64 * 1024
 
@@ -38,6 +43,10 @@ class Keeper(Protocol):
 
     def freed(self, connection: Connection) -> None:
         """It may be used again."""
+        ...
+
+    def stale(self, connection: Connection) -> None:
+        """It was kept, and closed upon a request: others that are kept may be closed as well."""
         ...
 
     def lost(self, connection: Connection) -> None:
@@ -176,6 +185,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_answer",
         "_complete",
+        "_ear",
         "_fields",
         "_gone",
         "_keeper",
@@ -187,7 +197,9 @@ class Connection(asyncio.Protocol):
         "_silent_bytes",
         "_transport",
         "_until_closed",
-        "free_since",
+        "_used",
+        "free_until",
+        "keep_alive_s",
         "on_body",
         "origin",
     )
@@ -197,8 +209,9 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, origin: Origin, keeper: Keeper) -> None:
         self.origin = origin
-        #: When it was last used, on the event loop's clock.
-        self.free_since = 0.0
+        #: How long it is kept without work, in seconds, and until when that is, on the event loop's clock.
+        self.keep_alive_s = 0.0
+        self.free_until = 0.0
         self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._answer: Answer | None = None
@@ -212,13 +225,18 @@ class Connection(asyncio.Protocol):
         self._complete = False
         self._kept = False
         self._paused = False
+        #: It has served a request.
+        self._used = False
         #: Its end has come.
         self._gone = False
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened = self._transport.get_extra_info("socket")
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._ear = select.poll()
+        self._ear.register(opened.fileno(), select.POLLIN)
         self._parser = httptools.HttpResponseParser(self)
         # RFC 9112 (2.2) lets a line end without its CR; blanks behind the size of a chunk are an old habit of servers.
         # Nothing can be smuggled by either where no answer may follow another one.
@@ -231,8 +249,20 @@ class Connection(asyncio.Protocol):
         # A transport of TLS may be lost and not say that it closes.
         return not (self._gone or self._transport.is_closing())
 
-    def send(self, start: bytes, body: bytes | None, clock: Clock) -> Answer:
-        """A request with this start of its head. From here on it is not known whether any of it has left."""
+    @property
+    def heard(self) -> bool:
+        """
+        Of one that is usable and serves no request: something has come, its end or what nobody asked for, that the
+        event loop has yet to read.
+        """
+        return bool(self._ear.poll(0))
+
+    def send(self, start: bytes, body: bytes | None, clock: Clock, *, keep_alive_s: float) -> Answer:
+        """
+        A request with this start of its head. From here on it is not known whether any of it has left. So many seconds
+        it may be kept after the answer.
+        """
+        self.keep_alive_s = keep_alive_s
         answer = self._answer = Answer(self, clock, self._loop)
         if body is None:
             self._transport.write(start + b"\r\n")
@@ -293,6 +323,7 @@ class Connection(asyncio.Protocol):
             return
         self._silent_bytes = 0
         self._fields.clear()
+        self._used = True
         self.resume()
         if not transport.is_closing():
             self._keeper.freed(self)
@@ -319,6 +350,8 @@ class Connection(asyncio.Protocol):
             return
         failure = Broken("the connection broke before the answer was complete", code="connection_lost")
         failure.__cause__ = error
+        if self._used and not answer.status:
+            self._keeper.stale(self)
         answer.fails(failure)
 
     # ----------------------------------------------------- what the parser says
@@ -346,6 +379,8 @@ class Connection(asyncio.Protocol):
         self._until_closed = (
             "content-length" not in headers and "chunked" not in headers.get("transfer-encoding", "").lower()
         )
+        if (said := headers.get("keep-alive")) is not None and (told := _TIMEOUT.search(said)) is not None:
+            self.keep_alive_s = min(self.keep_alive_s, int(told[1]) - _SOONER_S)
         assert self._answer is not None
         self._answer.begins(status, headers)
 

@@ -19,9 +19,6 @@ from adapters.http.clock import Clock
 from adapters.http.connection import Connection
 from adapters.http.request import Origin
 
-#: Below the idle time after which common servers close (uvicorn and Node after 5 s), so that the race of their close
-#: with our request stays rare: a request that loses it is uncertain.
-_KEEP_ALIVE_S = 4.0
 #: How long an address is waited for before the next one is tried beside it (RFC 8305).
 _NEXT_ADDRESS_S = 0.25
 
@@ -36,17 +33,21 @@ class Pool:
         self._free: dict[Origin, list[Connection]] = {}
         self._open: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
         self._closing: asyncio.Future[None] | None = None
 
     def free(self, origin: Origin) -> Connection | None:
-        """One that is open. It is the caller's now, who must send on it or cut it."""
+        """
+        One that is open, and on which nothing has come that nobody asked for. It is the caller's now, who must send on
+        it or cut it.
+        """
         free = self._free.get(origin)
         if not free:
             return None
-        oldest = self._loop.time() - _KEEP_ALIVE_S
+        now = self._loop.time()
         while free:
             connection = free.pop()
-            if connection.usable and connection.free_since > oldest:
+            if connection.usable and connection.free_until > now and not connection.heard:
                 return connection
             connection.cut()
         return None
@@ -102,7 +103,8 @@ class Pool:
         return context
 
     async def close(self) -> None:
-        """Cuts every connection, those at work too."""
+        """Cuts every connection, those at work too, and those that are only being made as soon as they are."""
+        self._closed = True
         await self._addresses.close()
         if self._sweep is not None:
             self._sweep.cancel()
@@ -117,12 +119,21 @@ class Pool:
 
     def opened(self, connection: Connection) -> None:
         self._open.add(connection)
+        if self._closed:
+            connection.cut()
 
     def freed(self, connection: Connection) -> None:
-        connection.free_since = self._loop.time()
+        if connection.keep_alive_s <= 0:
+            connection.cut()
+            return
+        connection.free_until = self._loop.time() + connection.keep_alive_s
         self._free.setdefault(connection.origin, []).append(connection)
         if self._sweep is None:
-            self._sweep = self._loop.call_later(_KEEP_ALIVE_S, self._cut_old)
+            self._sweep = self._loop.call_at(connection.free_until, self._cut_old)
+
+    def stale(self, connection: Connection) -> None:
+        for other in self._free.pop(connection.origin, ()):
+            other.cut()
 
     def lost(self, connection: Connection) -> None:
         self._open.discard(connection)
@@ -131,17 +142,17 @@ class Pool:
 
     def _cut_old(self) -> None:
         """Those that were not used for too long, and what the provider closed."""
-        oldest = self._loop.time() - _KEEP_ALIVE_S
+        now = self._loop.time()
         kept: dict[Origin, list[Connection]] = {}
         for origin, free in self._free.items():
             for connection in free:
-                if connection.usable and connection.free_since > oldest:
+                if connection.usable and connection.free_until > now:
                     kept.setdefault(origin, []).append(connection)
                 else:
                     connection.cut()
         self._free = kept
-        since = min((free[0].free_since for free in kept.values()), default=None)
-        self._sweep = None if since is None else self._loop.call_at(since + _KEEP_ALIVE_S, self._cut_old)
+        until = min((connection.free_until for free in kept.values() for connection in free), default=None)
+        self._sweep = None if until is None else self._loop.call_at(until, self._cut_old)
 
 
 def _why(error: ssl.SSLError) -> str:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from adapters.errors import Broken, NotSent
-from adapters.http import pool as pools
 from adapters.http.clock import Clock
 from adapters.http.connection import Answer, Connection
 from adapters.http.pool import Pool
@@ -33,11 +32,11 @@ def clock(deadline_s: float = 60) -> Clock:
     return Clock(asyncio.get_running_loop().time() + deadline_s)
 
 
-async def asked(pool: Pool, url: str) -> Answer:
+async def asked(pool: Pool, url: str, *, keep_alive_s: float = 4.0) -> Answer:
     origin, start = head("POST", url, "/x", ())
     running = clock()
     connection = pool.free(origin) or await pool.connect(origin, running, 30.0)
-    answer = connection.send(start, b"{}", running)
+    answer = connection.send(start, b"{}", running, keep_alive_s=keep_alive_s)
     await answer.head()
     return answer
 
@@ -92,25 +91,83 @@ async def test_a_free_connection_on_which_something_comes_is_not_used(pool):
         assert await free_one(pool, provider.port) is None
 
 
-async def test_a_connection_that_nobody_used_for_a_while_is_closed(pool, monkeypatch):
+async def test_what_came_in_this_very_moment_is_noticed_before_a_request_is_sent(pool):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b"hello")
+        await answered.wait()
+        sending = asyncio.ensure_future(exchange.send(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx"))
+        # It is written at once, and the loop has no turn to read it.
+        sending.add_done_callback(lambda _: found.append(pool.free(origin)))
+        await sending
+
+    found: list[Connection | None] = []
+    answered = asyncio.Event()
+    async with raw_provider(answer) as provider:
+        origin = Origin(tls=False, host="127.0.0.1", port=provider.port)
+        assert await whole(await asked(pool, url(provider.port))) == b"hello"
+        (free,) = pool._free[origin]
+        answered.set()
+        await until(lambda: found)
+        assert found == [None]
+        assert not free.usable
+
+
+async def test_a_connection_that_nobody_used_for_a_while_is_closed(pool):
     async def answer(exchange: Exchange) -> None:
         await exchange.answer(b"hello")
         await exchange.closed()
         closed.set()
 
-    monkeypatch.setattr(pools, "_KEEP_ALIVE_S", 0.05)
     closed = asyncio.Event()
     async with raw_provider(answer) as provider:
-        assert await whole(await asked(pool, url(provider.port))) == b"hello"
+        assert await whole(await asked(pool, url(provider.port), keep_alive_s=0.05)) == b"hello"
         await until(closed.is_set)
         assert pool._sweep is None
 
 
-async def test_a_connection_that_is_too_old_is_not_used_though_nobody_has_closed_it_yet(pool, monkeypatch):
+async def test_a_connection_that_is_too_old_is_not_used_though_nobody_has_closed_it_yet(pool):
     async with raw_provider(answer_well) as provider:
         assert await whole(await asked(pool, url(provider.port))) == b"hello"
-        monkeypatch.setattr(pools, "_KEEP_ALIVE_S", -1.0)
-        assert pool.free(Origin(tls=False, host="127.0.0.1", port=provider.port)) is None
+        origin = Origin(tls=False, host="127.0.0.1", port=provider.port)
+        (free,) = pool._free[origin]
+        free.free_until = asyncio.get_running_loop().time()
+        assert pool.free(origin) is None
+
+
+@pytest.mark.parametrize(
+    ("keep_alive_s", "said"), [(0.0, "timeout=60"), (4.0, "timeout=1"), (4.0, 'max=5, Timeout = "0"')]
+)
+async def test_a_connection_that_is_not_to_be_kept_serves_one_request(pool, keep_alive_s, said):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b"hello", headers={"keep-alive": said})
+        await exchange.closed()
+
+    async with raw_provider(answer) as provider:
+        for connections in (1, 2, 3):
+            assert await whole(await asked(pool, url(provider.port), keep_alive_s=keep_alive_s)) == b"hello"
+            assert provider.connections == connections
+        await until(lambda: not pool._open)
+
+
+async def test_where_a_kept_connection_closed_upon_a_request_the_others_are_not_tried(pool):
+    async def answer(exchange: Exchange) -> None:
+        number = len(provider.requests)
+        if number == 4:
+            exchange.die()
+            return
+        await until(lambda: len(provider.requests) >= 3)
+        await exchange.answer(b"hello")
+
+    async with raw_provider(answer) as provider:
+        asking = [asyncio.ensure_future(asked(pool, url(provider.port))) for _ in range(3)]
+        for each in asking:
+            await whole(await each)
+        assert provider.connections == 3
+        with pytest.raises(Broken) as caught:
+            await asked(pool, url(provider.port))
+        assert caught.value.code == "connection_lost"
+        assert await whole(await asked(pool, url(provider.port))) == b"hello"
+        assert provider.connections == 4
 
 
 async def test_the_connection_that_was_used_last_is_used_next_so_that_the_others_grow_old(pool):
@@ -146,6 +203,17 @@ async def test_a_pool_that_closes_ends_what_is_under_way():
             await asking
         assert caught.value.code == "connection_lost"
         assert not pool._open
+
+
+async def test_a_connection_that_is_made_while_the_pool_closes_is_cut():
+    pool = Pool()
+    async with raw_provider(answer_well) as provider:
+        connecting = asyncio.ensure_future(asked(pool, url(provider.port)))
+        await pool.close()
+        with pytest.raises(NotSent):
+            await connecting
+        await until(lambda: not pool._open)
+        assert not provider.requests
 
 
 async def test_a_name_with_several_addresses_is_reached_by_the_one_that_answers(pool):
