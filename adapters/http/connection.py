@@ -227,7 +227,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         #: It has served a request.
         self._used = False
-        #: Its end has come.
+        #: Its end has come, or was made here.
         self._gone = False
 
     @override
@@ -272,6 +272,7 @@ class Connection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Closes the socket; what was not sent yet is not sent, and an answer that was awaited fails."""
+        self._gone = True
         self._transport.abort()
 
     def resume(self) -> None:
@@ -323,6 +324,7 @@ class Connection(asyncio.Protocol):
             return
         self._silent_bytes = 0
         self._fields.clear()
+        self._until_closed = False
         self._used = True
         self.resume()
         if not transport.is_closing():
@@ -341,7 +343,7 @@ class Connection(asyncio.Protocol):
         del self._parser
 
     def _ends(self, error: Exception | None) -> None:
-        self._gone = True
+        ours, self._gone = self._gone, True
         answer, self._answer = self._answer, None
         if answer is None:
             return
@@ -350,7 +352,7 @@ class Connection(asyncio.Protocol):
             return
         failure = Broken("the connection broke before the answer was complete", code="connection_lost")
         failure.__cause__ = error
-        if self._used and not answer.status:
+        if self._used and not ours and not answer.status:
             self._keeper.stale(self)
         answer.fails(failure)
 

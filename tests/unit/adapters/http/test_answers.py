@@ -207,6 +207,25 @@ def test_an_answer_that_is_none_or_is_not_whole_is_told_as_what_it_is_and_its_co
     run(test())
 
 
+@pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
+def test_what_ended_one_answer_ends_no_other_on_its_connection(run, status):
+    async def answer(exchange: Exchange) -> None:
+        if exchange.body == b"first":
+            await exchange.send(b"HTTP/1.1 %b\r\n\r\n" % status)
+        else:
+            exchange.die()
+
+    async def test() -> None:
+        async with opened() as pool, raw_provider(answer) as provider:
+            assert await read(await asked(pool, provider.port, b"first")) == b""
+            with pytest.raises(Broken) as caught:
+                await asked(pool, provider.port)
+            assert caught.value.code == "connection_lost"
+            assert provider.connections == 1
+
+    run(test())
+
+
 def test_what_came_before_a_connection_broke_is_read_first(run):
     async def test() -> None:
         said = saying(CHUNKED, b"3\r\nhel\r\n", b"2\r\nlo\r\n", end="reset")

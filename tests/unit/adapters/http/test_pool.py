@@ -37,7 +37,11 @@ async def asked(pool: Pool, url: str, *, keep_alive_s: float = 4.0) -> Answer:
     running = clock()
     connection = pool.free(origin) or await pool.connect(origin, running, 30.0)
     answer = connection.send(start, b"{}", running, keep_alive_s=keep_alive_s)
-    await answer.head()
+    try:
+        await answer.head()
+    except BaseException:
+        answer.close()
+        raise
     return answer
 
 
@@ -168,6 +172,28 @@ async def test_where_a_kept_connection_closed_upon_a_request_the_others_are_not_
         assert caught.value.code == "connection_lost"
         assert await whole(await asked(pool, url(provider.port))) == b"hello"
         assert provider.connections == 4
+
+
+async def test_a_caller_who_leaves_before_there_is_an_answer_costs_no_connection_but_its_own(pool):
+    async def answer(exchange: Exchange) -> None:
+        if len(provider.requests) == 4:
+            await exchange.closed()
+            return
+        await until(lambda: len(provider.requests) >= 3)
+        await exchange.answer(b"hello")
+
+    async with raw_provider(answer) as provider:
+        asking = [asyncio.ensure_future(asked(pool, url(provider.port))) for _ in range(3)]
+        for each in asking:
+            await whole(await each)
+        leaving = asyncio.ensure_future(asked(pool, url(provider.port)))
+        await until(lambda: len(provider.requests) == 4)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        await until(lambda: len(pool._open) == 2)
+        assert await whole(await asked(pool, url(provider.port))) == b"hello"
+        assert provider.connections == 3
 
 
 async def test_the_connection_that_was_used_last_is_used_next_so_that_the_others_grow_old(pool):
