@@ -7,9 +7,12 @@ server that is not going to start.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import signal
+import threading
+from collections.abc import Iterator
 
 import click
 from typing_extensions import override
@@ -32,6 +35,21 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+@contextlib.contextmanager
+def _interrupted_without_a_word() -> Iterator[None]:
+    """An import that is interrupted leaves nothing behind, and has nothing to say."""
+    # Only the main thread may say what becomes of signals, and only it is interrupted.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        # In the midst of the start of this process, there was none of Python's own.
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is signal.SIG_DFL else before)
+
+
 class Commands(click.Group):
     """Knows its commands by name and imports one only to run it."""
 
@@ -46,14 +64,11 @@ class Commands(click.Group):
         module, _ = COMMANDS[cmd_name]
         # What is imported stays: looking through it for garbage, again and again, is a sixth of the time it takes.
         gc.disable()
-        # An import that is interrupted leaves nothing behind, and has nothing to say.
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
-            command: click.Command = importlib.import_module(module).command
+            with _interrupted_without_a_word():
+                command: click.Command = importlib.import_module(module).command
         finally:
             gc.enable()
-            # In the midst of the start of this process, there was none of Python's own.
-            signal.signal(signal.SIGINT, signal.default_int_handler if before is signal.SIG_DFL else before)
         gc.freeze()
         return command
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from click.testing import CliRunner
@@ -35,6 +37,16 @@ def test_every_command_explains_itself_with_an_example(name):
     told = CliRunner().invoke(main, [name, "--help"])
     assert told.exit_code == 0, told.output
     assert f"tollbridge {name}" in told.output.partition("Options:")[0].partition("\n")[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_found_in_any_thread_and_signals_stay_as_they_were(name):
+    before = signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(1) as threads:
+        told = threads.submit(CliRunner().invoke, main, [name, "--help"]).result()
+    assert told.exit_code == 0, told.exception
+    assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_list_of_commands_is_the_commands_there_are():
