@@ -240,12 +240,13 @@ class Upstream:
         origin, start = self._head(method, endpoint.base_url, path, fields)
         kept = pool.free(origin) if endpoint.keep_alive_s else None
         connection = kept or await pool.connect(origin, clock, endpoint.clocks.connect_s)
+        connection.keep_alive_s = endpoint.keep_alive_s
         now = clock.now()
         until, code = clock.until(now)
         if until <= now:
             pool.freed(connection)
             raise NotSent("no connection in time", code="deadline" if code == "deadline" else "connect_timeout")
-        answer = connection.send(start, body, clock, keep_alive_s=endpoint.keep_alive_s)
+        answer = connection.send(start, body, clock)
         try:
             await answer.head()
         except BaseException:
@@ -354,6 +355,7 @@ class _Batches:
 
     __slots__ = (
         "_body",
+        "_broke",
         "_clock",
         "_ended",
         "_finished",
@@ -374,6 +376,8 @@ class _Batches:
         self._relay = parser if isinstance(parser, RelayedStream) else None
         self._body = body
         self._halves = Halves()
+        #: How the body broke, where that is yet to come out.
+        self._broke: Broken | None = None
         self._clock = clock
         self._gap_s = gap_s
         self._told = told
@@ -395,11 +399,19 @@ class _Batches:
             raise StopAsyncIteration
         try:
             # An error that was waiting behind the last batch comes out.
-            waiting = self._ended or self._parser.ended_at is not None
+            waiting = self._ended or self._broke is not None or self._parser.ended_at is not None
             given = self._read(b"") if waiting else ()
             while not given and self._finished is None:
-                data = await self._body.read()
-                given = self._read(self._halves.feed(data)) if data else self._closed()
+                try:
+                    data = await self._body.read()
+                except Broken as error:
+                    # What was held came before it.
+                    given = self._read(self._halves.take())
+                    if not given and self._finished is None:
+                        raise
+                    self._broke = error
+                else:
+                    given = self._read(self._halves.feed(data)) if data else self._closed()
             return given or await self._last()
         except asyncio.CancelledError:
             raise
@@ -423,6 +435,8 @@ class _Batches:
             raise _too_deep() from error
         if batch:
             return self._given(batch)
+        if self._broke is not None:
+            raise self._broke
         if self._ended:
             raise Broken("the stream ended without proof that it is complete", code="no_terminal")
         self._run_clock(batch)

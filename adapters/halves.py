@@ -14,7 +14,6 @@ import re
 from typing import Final
 
 from adapters.relay import Frames, each
-from adapters.sse import MAX_EVENT_BYTES
 
 _HIGH: Final = rb"u[dD][89abAB][0-9a-fA-F]{2}"
 _LOW: Final = rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -36,8 +35,8 @@ def mended(text: bytes) -> bytes:
 
 class Halves:
     """
-    Stands before whoever reads an event stream. Most reads go through as they are; an event that may need the next one
-    is held until that is there.
+    Stands before whoever reads an event stream. Most reads go through as they are. What may hold a half is held until
+    its event has ended, before which nobody could read it, and an event that may need the next one until that is there.
     """
 
     __slots__ = ("_frames", "_open")
@@ -52,12 +51,15 @@ class Halves:
         """What of it, and of what was held, can be read."""
         frames = self._frames
         if frames is None:
-            if b"\\ud" not in data and b"\\uD" not in data and not data.endswith(_CUT):
+            if not _may_hold_half(data):
                 return data
             frames = self._frames = Frames()
-        whole, self._open = _joined(self._open + frames.feed(data))
-        rest = frames.rest
-        if len(self._open) + len(rest) > MAX_EVENT_BYTES or not (self._open or _may_hold_half(rest)):
+        ended = frames.feed(data)
+        if not ended:
+            return self.take() if frames.too_large else b""
+        whole, self._open = _joined(self._open + ended)
+        # Once an event has ended in this read, what is left is no more than the end of it.
+        if frames.too_large or not (self._open or _may_hold_half(frames.rest)):
             return whole + self.take()
         return whole
 
@@ -69,6 +71,7 @@ class Halves:
 
 
 def _may_hold_half(data: bytes) -> bool:
+    """There is an escape of a surrogate in it, or the beginning of what may be one."""
     return b"\\ud" in data or b"\\uD" in data or data.endswith(_CUT)
 
 
@@ -79,7 +82,7 @@ def _joined(whole: bytes) -> tuple[bytes, bytes]:
     before, high, behind = b"", b"", b""
     for frame in each(whole):
         halves = [found for found in _ESCAPE.finditer(frame) if found.lastgroup in {"high", "low"}]
-        joins = bool(high and halves and halves[0].lastgroup == "low" and frame[: halves[0].start()].endswith(b'"'))
+        joins = bool(high and halves and halves[0].lastgroup == "low" and frame.startswith(b'"', halves[0].start() - 1))
         if high:
             done += [before, b"" if joins else _ALONE, behind]
         at, pieces = 0, []

@@ -209,7 +209,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, origin: Origin, keeper: Keeper) -> None:
         self.origin = origin
-        #: How long it is kept without work, in seconds, and until when that is, on the event loop's clock.
+        #: How long it may be kept without work, in seconds, as who has it says before each request, and the provider
+        #: may shorten; and until when that is, on the event loop's clock.
         self.keep_alive_s = 0.0
         self.free_until = 0.0
         self._keeper = keeper
@@ -257,12 +258,8 @@ class Connection(asyncio.Protocol):
         """
         return bool(self._ear.poll(0))
 
-    def send(self, start: bytes, body: bytes | None, clock: Clock, *, keep_alive_s: float) -> Answer:
-        """
-        A request with this start of its head. From here on it is not known whether any of it has left. So many seconds
-        it may be kept after the answer.
-        """
-        self.keep_alive_s = keep_alive_s
+    def send(self, start: bytes, body: bytes | None, clock: Clock) -> Answer:
+        """A request with this start of its head. From here on it is not known whether any of it has left."""
         answer = self._answer = Answer(self, clock, self._loop)
         if body is None:
             self._transport.write(start + b"\r\n")

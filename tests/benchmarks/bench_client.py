@@ -189,7 +189,8 @@ class Clients:
         origin, start = self._heads[path]
         clock = Clock(asyncio.get_running_loop().time() + 600, 5.0, "first_byte_timeout")
         connection = self._pool.free(origin) or await self._pool.connect(origin, clock, 5.0)
-        answer = connection.send(start, BODY, clock, keep_alive_s=4.0)
+        connection.keep_alive_s = 4.0
+        answer = connection.send(start, BODY, clock)
         await answer.head()
         try:
             while data := await answer.read():

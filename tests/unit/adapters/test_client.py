@@ -991,6 +991,43 @@ async def test_a_character_that_is_cut_in_two_is_whole_and_a_half_that_stays_alo
     assert len(said) == (4 if relay else 0)
 
 
+@pytest.mark.parametrize("end", ["dies", "is reset", "hangs"])
+async def test_what_came_before_a_stream_broke_is_given_also_where_its_last_character_is_half(upstream, end):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.begin()
+        await exchange.chunk(content("a \\ud83d"))
+        await given.wait() if end == "is reset" else None
+        match end:
+            case "dies":
+                exchange.die()
+            case "is reset":
+                exchange.reset()
+            case "hangs":
+                await exchange.closed()
+
+    given = asyncio.Event()
+    async with raw_provider(answer) as provider:
+        asking = asyncio.ensure_future(failed(upstream, call(provider.port, clocks=Clocks(first_byte_s=1, gap_s=1))))
+        # A reset overtakes what was not read yet.
+        asyncio.get_running_loop().call_later(0.2, given.set)
+        events, error = await asking
+    assert events == [TextDelta("a \ufffd")]
+    assert isinstance(error, Broken)
+    assert error.code == ("first_byte_timeout" if end == "hangs" else "connection_lost")
+
+
+@pytest.mark.parametrize("cut", [20, 60])
+async def test_json_that_is_cut_has_been_an_answer_also_where_it_has_a_character_of_two_escapes(upstream, cut):
+    async def answer(exchange: Exchange) -> None:
+        await exchange.answer(b'{"id":"\\ud83d\\ude00"' + ANSWER[1:], cut=cut)
+
+    async with raw_provider(answer) as provider:
+        events, error = await failed(upstream, call(provider.port))
+    assert not events
+    assert isinstance(error, Broken)
+    assert (error.code, error.answered) == ("connection_lost", True)
+
+
 async def test_half_a_character_in_a_plain_answer_is_told(upstream):
     async def answer(exchange: Exchange) -> None:
         await exchange.answer(ANSWER.replace(b"hello", b"\\ud83d\\ude00 \\ude00"))

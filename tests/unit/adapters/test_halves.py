@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -85,6 +87,18 @@ def test_only_an_event_that_may_need_the_next_one_is_held():
     assert halves.feed(cut[-8:]) == b""
     assert halves.feed(event("\ude00!")) == event("") + event("\U0001f600!")
     assert halves.take() == b""
+
+
+@pytest.mark.parametrize(
+    "start", [b'data: {"a":"\\ud83d\\ude00', event("x" * 99_999 + "\ud83d") + b'data: {"a":"', b'{"a":"\\ud83d\\ude00']
+)
+def test_what_is_held_is_read_in_linear_time_however_small_its_pieces_are(start: bytes):
+    halves = Halves()
+    rest = b"x" * 300_000
+    began = time.process_time()
+    told = [halves.feed(start), *(halves.feed(rest[at : at + 1]) for at in range(len(rest)))]
+    assert time.process_time() - began < 3
+    assert b"".join(told) + halves.take() == mended(start + rest)
 
 
 def test_what_nothing_follows_is_told_with_what_unicode_has_for_it():

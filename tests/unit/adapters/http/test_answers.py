@@ -48,7 +48,8 @@ async def asked(pool: Pool, port: int, body: bytes | None = b"{}", path: str = "
     clock = Clock(asyncio.get_running_loop().time() + 60)
     origin, start = head("POST", f"http://127.0.0.1:{port}", path, ())
     connection = pool.free(origin) or await pool.connect(origin, clock, 30.0)
-    answer = connection.send(start, body, clock, keep_alive_s=4.0)
+    connection.keep_alive_s = 4.0
+    answer = connection.send(start, body, clock)
     try:
         await answer.head()
     except Broken:
@@ -329,7 +330,7 @@ def test_who_leaves_closes_the_connection_and_its_timer(run, stage):
         async with opened() as pool, raw_provider(answer) as provider:
             clock = Clock(asyncio.get_running_loop().time() + 60)
             origin, start = head("POST", f"http://127.0.0.1:{provider.port}", "/x", ())
-            asking = (await pool.connect(origin, clock, 30.0)).send(start, b"{}", clock, keep_alive_s=4.0)
+            asking = (await pool.connect(origin, clock, 30.0)).send(start, b"{}", clock)
             reading = asyncio.ensure_future(read(asking))
             await reached.wait()
             await until(lambda: asking._waiter and bool(asking.status) is (stage == "body"))

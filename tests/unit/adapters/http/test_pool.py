@@ -36,7 +36,8 @@ async def asked(pool: Pool, url: str, *, keep_alive_s: float = 4.0) -> Answer:
     origin, start = head("POST", url, "/x", ())
     running = clock()
     connection = pool.free(origin) or await pool.connect(origin, running, 30.0)
-    answer = connection.send(start, b"{}", running, keep_alive_s=keep_alive_s)
+    connection.keep_alive_s = keep_alive_s
+    answer = connection.send(start, b"{}", running)
     try:
         await answer.head()
     except BaseException:
@@ -55,6 +56,15 @@ async def whole(answer: Answer) -> bytes:
 async def pieces(answer: Answer) -> AsyncIterator[bytes]:
     while data := await answer.read():
         yield data
+
+
+async def keep_three(pool: Pool, port: int) -> None:
+    """Connections, of a provider that answers when three requests are there."""
+    asking = [asyncio.ensure_future(asked(pool, url(port))) for _ in range(3)]
+    for each in asking:
+        await whole(await each)
+    (free,) = pool._free.values()
+    assert len(free) == 3
 
 
 async def answer_well(exchange: Exchange) -> None:
@@ -163,10 +173,7 @@ async def test_where_a_kept_connection_closed_upon_a_request_the_others_are_not_
         await exchange.answer(b"hello")
 
     async with raw_provider(answer) as provider:
-        asking = [asyncio.ensure_future(asked(pool, url(provider.port))) for _ in range(3)]
-        for each in asking:
-            await whole(await each)
-        assert provider.connections == 3
+        await keep_three(pool, provider.port)
         with pytest.raises(Broken) as caught:
             await asked(pool, url(provider.port))
         assert caught.value.code == "connection_lost"
@@ -183,9 +190,7 @@ async def test_a_caller_who_leaves_before_there_is_an_answer_costs_no_connection
         await exchange.answer(b"hello")
 
     async with raw_provider(answer) as provider:
-        asking = [asyncio.ensure_future(asked(pool, url(provider.port))) for _ in range(3)]
-        for each in asking:
-            await whole(await each)
+        await keep_three(pool, provider.port)
         leaving = asyncio.ensure_future(asked(pool, url(provider.port)))
         await until(lambda: len(provider.requests) == 4)
         leaving.cancel()
