@@ -28,7 +28,7 @@ _CUT: Final = (b"\\", b"\\u")
 
 def mended(text: bytes) -> bytes:
     """A JSON text in which no half of a pair stands alone."""
-    if b"\\ud" not in text and b"\\uD" not in text:
+    if not _may_hold_half(text):
         return text
     return _ESCAPE.sub(lambda found: _ALONE if found.lastgroup in {"high", "low"} else found[0], text)
 
@@ -72,7 +72,8 @@ class Halves:
 
 def _may_hold_half(data: bytes) -> bool:
     """There is an escape of a surrogate in it, or the beginning of what may be one."""
-    return b"\\ud" in data or b"\\uD" in data or data.endswith(_CUT)
+    # One byte is looked for twenty times as fast as three.
+    return b"\\" in data and (b"\\ud" in data or b"\\uD" in data or data.endswith(_CUT))
 
 
 def _joined(whole: bytes) -> tuple[bytes, bytes]:
