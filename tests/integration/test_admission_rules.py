@@ -116,6 +116,14 @@ async def met(world: World, asking: asyncio.Task[Any]) -> None:
 # ---------------------------------------------------------------- slots
 
 
+async def test_batch_that_is_granted_as_it_comes_has_had_its_turn(database_url):
+    async with world(database_url, concurrency=3) as w:
+        one = await w.process()
+        await w.db.execute("update control.capacity_group set batch_credit = 5")
+        await one.granted(wanted(klass=Class.BATCH))
+        assert (await w.group())["batch_credit"] == 0
+
+
 async def test_who_asks_while_another_is_granted_the_last_slot_waits_to_see_it(database_url):
     async with world(database_url, concurrency=1) as w:
         other = await w.process()

@@ -232,6 +232,22 @@ _ADMISSION: Final = [
         "if demand.place is not None:",
         _core("who_claims_a_place_that_was_never_given_keeps_the_order_of_arrival"),
     ),
+    _m(
+        3,
+        "batch takes the last slot where nobody waits",
+        USUAL,
+        "v_batch and n <= greatest(v_limit - 1, 1) - count(*) filter (where t.class = 1)",
+        "v_batch",
+        _stores("batch_takes_half_of_the_queue_and_all_slots_but_one"),
+    ),
+    _m(
+        3,
+        "batch that is granted as it comes keeps what it had waited",
+        USUAL,
+        "c.batch_credit = 0\n",
+        "true\n",
+        _rules("batch_that_is_granted_as_it_comes_has_had_its_turn"),
+    ),
     # ---------------------------------------------------------------- 4: the bound
     _m(
         4,

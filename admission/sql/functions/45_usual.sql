@@ -34,13 +34,15 @@ declare
     v_known boolean;
     v_waits boolean;
     v_limited boolean;
+    -- There is room for all of these even if each is of the class batch, whose turn is then over.
+    v_batch boolean;
     v_found integer;
     v_waited interval;
 begin
     if n > 0 then
         select c.concurrency, c.quarantine_headroom, c.endpoints, c.generation, c.next_number - 1,
-               c.breaker = 'closed' and c.ramp is null
-          into v_limit, v_headroom, v_endpoints, v_generation, v_last, v_usual
+               c.breaker = 'closed' and c.ramp is null, c.batch_credit = 0
+          into v_limit, v_headroom, v_endpoints, v_generation, v_last, v_usual, v_batch
           from control.capacity_group c where c.group_id = p_group for update;
     end if;
     if v_usual then
@@ -61,8 +63,9 @@ begin
                                             or (t.state <> 'quarantined' and t.owner_id <> all (v_fresh))), false)
                    and not exists (select from control.floor f where f.group_id = p_group and f.until > v_now),
                exists (select from control.ticket q where q.group_id = p_group and q.state = 'queued'),
-               exists (select from control.allowance a where a.group_id = p_group)
-          into v_usual, v_waits, v_limited
+               exists (select from control.allowance a where a.group_id = p_group),
+               v_batch and n <= greatest(v_limit - 1, 1) - count(*) filter (where t.class = 1)
+          into v_usual, v_waits, v_limited, v_batch
           from control.ticket t where t.group_id = p_group and t.state <> 'queued';
         if v_usual and v_waits then
             v_usual := not control.may_move_v1(p_group)
@@ -82,7 +85,7 @@ begin
                                     debit_id, attempt, tokens, state, waits_for_cooldown, execution_limit, isolation,
                                     queued_at, queue_deadline, caller_deadline, intent, session_id, reserved_usd,
                                     generation, granted_at, day, hard_deadline)
-        select e.ticket_id, p_group, e.endpoint, least(e.place, v_last), 0, e.model, e.credential,
+        select e.ticket_id, p_group, e.endpoint, least(e.place, v_last), e.class, e.model, e.credential,
                p_owner, e.key_id, e.debit_id, e.attempt, e.tokens, 'active', e.waits, e.execution_ms * interval '1 ms',
                e.isolation_ms * interval '1 ms', v_now, v_now, v_now + e.caller_ms * interval '1 ms', e.intent,
                e.session, e.bound, v_generation, v_now - v_ahead, v_day,
@@ -92,7 +95,7 @@ begin
                    debit_id text, attempt integer, tokens bigint, waits boolean, execution_ms bigint,
                    isolation_ms bigint, caller_ms bigint, intent text, session text, bound numeric, reserved numeric,
                    fence bigint)
-         where e.class = 0 and e.endpoint = any (v_endpoints) and coalesce(e.caller_ms > 0, true)
+         where (e.class = 0 or v_batch) and e.endpoint = any (v_endpoints) and coalesce(e.caller_ms > 0, true)
            and e.fence is null and e.reserved is null
            and (e.session is null
                 or (select 1 from control.session_budget b
