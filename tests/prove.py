@@ -36,6 +36,7 @@ from tests import progress
 from tests.faults.pooler import PoolerMissing, pgbouncer
 from tests.faults.server import FaketimeMissing, faketime_library
 from tests.model.spin import Unusable, require_tools
+from tests.stopping import command
 
 ROOT: Final = Path(__file__).parents[1]
 
@@ -449,4 +450,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command(main)

@@ -51,6 +51,7 @@ from tests.benchmarks.loops import LOOPS
 from tests.benchmarks.provider import BURST, PIECES
 from tests.benchmarks.report import Origin, keep, markdown_of_targets, origin, shown, table_of_targets
 from tests.benchmarks.world import YARDSTICKS, World, opened
+from tests.stopping import command
 
 #: Above this share of one core the load's rates are its own.
 SATURATED = 0.9
@@ -329,4 +330,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

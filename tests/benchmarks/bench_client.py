@@ -29,6 +29,7 @@ from adapters.http.clock import Clock
 from adapters.http.pool import Pool
 from adapters.http.request import head
 from adapters.protocols import PROTOCOLS
+from tests.stopping import command
 
 ROUNDS = 9
 CALLS = 300
@@ -273,4 +274,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

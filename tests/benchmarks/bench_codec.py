@@ -27,6 +27,7 @@ from adapters.relay import RelayedStream
 from gateway.naming import named
 from tests.benchmarks.bench_parser import floor
 from tests.benchmarks.load import question
+from tests.stopping import command
 
 #: Events of a stream, and how many of them come in one read, as in `tests.benchmarks.world`.
 PIECES, BURST = 200, 10
@@ -203,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

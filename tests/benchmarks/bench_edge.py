@@ -50,6 +50,7 @@ from tests.benchmarks import loops
 from tests.benchmarks.load import Measured, Order
 from tests.benchmarks.provider import FIRST
 from tests.fakes.line import ENDS, ROUTE, not_here, outcome
+from tests.stopping import command
 
 HERE = str(Path(__file__).parents[2])
 KEY = "tb_0123456789_" + "k" * 43
@@ -286,4 +287,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

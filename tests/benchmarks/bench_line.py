@@ -42,6 +42,7 @@ from gateway.router import Router
 from gateway.settling import Settling
 from gateway.standing import Standing
 from tests.benchmarks.load import question
+from tests.stopping import command
 
 CONFIGURATION = """
 [providers.sim]
@@ -203,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -27,6 +27,7 @@ from gateway import database
 from gateway.embedded import EmbeddedPostgres
 from metering import log
 from tests.postgres import TEST_SETTINGS
+from tests.stopping import command
 
 _FILL = Path(__file__).parent / "invocations.sql"
 
@@ -129,4 +130,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

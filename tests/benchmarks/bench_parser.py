@@ -22,6 +22,7 @@ import msgspec
 from adapters.chat import Finished
 from adapters.contract import Endpoint
 from adapters.protocols import PROTOCOLS
+from tests.stopping import command
 
 EVENTS = 4000
 ROUNDS = 40
@@ -77,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

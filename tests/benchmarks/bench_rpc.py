@@ -41,6 +41,7 @@ from gateway.rpc.server import RpcSettings, open_server
 from protos.tollbridge.v1 import gateway_pb2 as pb
 from protos.tollbridge.v1 import gateway_pb2_grpc
 from tests.fakes.line import COMPLETION, ENDED, ROUTE
+from tests.stopping import command
 
 TEXT = "word " * 4
 QUESTION = pb.CompletionRequest(
@@ -213,4 +214,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -25,6 +25,7 @@ from gateway import database
 from gateway.embedded import EmbeddedPostgres
 from metering.grouping import Question
 from metering.ledger import Ledger
+from tests.stopping import command
 
 FIRST = date(2026, 11, 1)
 _KEYS = "md5('key' || k)::uuid"
@@ -112,4 +113,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -38,6 +38,7 @@ from metering.retention import Dropped, Retention
 from tests.benchmarks.admission.__main__ import BUSY, keep
 from tests.benchmarks.admission.worker import KEYS, MODEL, REQUESTS_A_SESSION, REQUESTS_A_STEP, Order, only_warnings
 from tests.benchmarks.admission.world import HOT, SERVER, Round, World, opened, second
+from tests.stopping import command
 
 ROWS: Final = 10_000_000
 #: What is measured: a request alone, whose latency counts, and a busy gateway, whose requests share transactions.
@@ -386,4 +387,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -30,6 +30,7 @@ from protos.tollbridge.v1 import gateway_pb2 as pb
 from tests.benchmarks import cpu
 from tests.benchmarks.loops import LEANEST, factory
 from tests.benchmarks.provider import FIRST
+from tests.stopping import command
 
 _METHOD = "/tollbridge.v1.Gateway/"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -460,4 +461,4 @@ async def _answer(order: Order) -> Measured | Jobs:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -33,6 +33,7 @@ from tests.benchmarks.load import question
 from tests.fakes.gateway_process import KEY, gateway_process
 from tests.fakes.simulated import simulated_process
 from tests.progress import Progress
+from tests.stopping import command
 
 CONFIGURATION = """
 [providers.sim]
@@ -237,4 +238,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -33,6 +33,7 @@ from tests.benchmarks import cpu
 from tests.fakes.gateway_process import KEY, METADATA, GatewayProcess, gateway_process
 from tests.fakes.simulated import SimulatedProvider, simulated_process
 from tests.progress import Progress
+from tests.stopping import command
 
 #: `still` sends two pieces and then nothing, for longer than a run takes. Closing a connection ends the work at once,
 #: so that 20,000 streams that were left do not need so many slots.
@@ -324,4 +325,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -35,6 +35,7 @@ from tests.benchmarks.load import Measured
 from tests.benchmarks.provider import PIECES
 from tests.benchmarks.report import keep, origin, shown, table_of_targets
 from tests.benchmarks.world import MODEL, ROOT, Place, World, opened, stopped
+from tests.stopping import command
 
 ENVIRONMENTS = ROOT / ".venv-peers"
 KEY = "sk-bench-peer-0123456789"
@@ -287,4 +288,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

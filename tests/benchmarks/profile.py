@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from rich.table import Table
 from tests.benchmarks.load import Jobs, Measured
 from tests.benchmarks.stacks import ALIKE, Part, Stacks, package
 from tests.benchmarks.world import ROOT, YARDSTICKS, World, opened
+from tests.stopping import command
 
 #: By kind of request, where it is sent if nothing else is said.
 PLACES = {
@@ -126,7 +128,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="where the flame graph goes")
     options = parser.parse_args()
     options.place = options.place or PLACES[options.kind]
-    name = f"tollbridge-profile-{options.kind}-{options.concurrency}.speedscope.json"
+    name = f"tollbridge-profile-{options.kind}-{options.concurrency}-{time.strftime('%Y%m%d-%H%M%S')}.speedscope.json"
     options.out = options.out or Path(tempfile.gettempdir()) / name
     console = Console(width=None if os.isatty(1) else 140)
     try:
@@ -172,4 +174,4 @@ def _parts(what: str, parts: Sequence[Part], known: Costs, least: float) -> Tabl
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -26,6 +26,7 @@ from gateway.embedded import EmbeddedPostgres
 from tests.benchmarks import cpu
 from tests.fakes.gateway_process import gateway_process
 from tests.progress import Progress
+from tests.stopping import command
 
 PRICED = """
 [providers.sim]
@@ -108,4 +109,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -18,6 +18,7 @@ from collections import defaultdict
 from tests.benchmarks.load import Measured
 from tests.benchmarks.world import CONFIGURATION, Place, opened
 from tests.fakes.gateway_process import gateway_process
+from tests.stopping import command
 
 ONE, TWO = "gateway", "two workers"
 WORKERS = {ONE: 1, TWO: 2}
@@ -72,4 +73,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

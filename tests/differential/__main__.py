@@ -27,6 +27,7 @@ from gateway.embedded import EmbeddedPostgres
 from tests.differential.tally import SHOWN, Tally, Told, run
 from tests.postgres import TEST_SETTINGS, execute, sweep, url_of
 from tests.progress import Progress
+from tests.stopping import command
 
 
 def again(steps: int, seed: int) -> str:
@@ -105,4 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command(main)

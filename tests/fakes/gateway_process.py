@@ -130,8 +130,8 @@ async def gateway_process(
     config = tmp_path / f"{name}.toml"
     config.write_text(toml)
     gateway = GatewayProcess(tmp_path / name, config, environ, arguments)
-    await gateway.start()
     try:
+        await gateway.start()
         yield gateway
     finally:
         if gateway.running:

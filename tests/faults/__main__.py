@@ -38,6 +38,7 @@ from tests.faults.scenarios import REQUESTS, SCENARIOS, Scenario, run
 from tests.faults.server import FaketimeMissing, faketime_library
 from tests.faults.world import Report, Violated
 from tests.progress import Progress
+from tests.stopping import command
 
 #: What a round may fail with besides a violation: something did not happen, or not in time.
 _FAILURES = (
@@ -236,4 +237,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command(main)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from rich.table import Table
 
 from tests.mutants.listed import MUTANTS
 from tests.mutants.running import End, Mutant, Result, Stale, hunt_all
+from tests.stopping import command
 
 
 def short(test: str) -> str:
@@ -113,4 +113,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command(main)

@@ -22,6 +22,7 @@ import msgspec
 from tests.progress import Progress
 from tests.simulation.tally import Tally, play
 from tests.simulation.world import SOMETIMES, run
+from tests.stopping import command
 
 
 def table(tally: Tally, seconds: float) -> str:
@@ -86,4 +87,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command(main)

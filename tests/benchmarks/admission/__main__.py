@@ -51,6 +51,7 @@ from tests.benchmarks.admission.cases import (
 )  # fmt: skip
 from tests.benchmarks.admission.worker import Order, only_warnings
 from tests.benchmarks.admission.world import NotMeasurable, Round, World, opened
+from tests.stopping import command
 
 #: Cores. With more taken by others, the absolute figures are not this machine's.
 BUSY = 0.2
@@ -342,4 +343,4 @@ def _chosen(options: argparse.Namespace) -> list[Case]:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)
