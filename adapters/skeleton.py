@@ -413,6 +413,8 @@ class SkeletonStream(ProvenStream):
     @override
     def _take(self, received: Iterable[ServerSentEvent], events: list[Event]) -> None:
         for _, data in received:
+            if not data.strip():
+                continue  # a keep-alive
             self._payloads += 1
             try:
                 self._take_one(_read(data), events)

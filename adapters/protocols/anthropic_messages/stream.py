@@ -158,7 +158,7 @@ class MessageStream(ProvenStream):
         except (msgspec.DecodeError, RecursionError):
             if name == "error":
                 self._fail(failures.from_text(data, headers=self._headers), error)
-            elif name in _NEEDED or not name:
+            elif name in _NEEDED or (not name and data.strip()):
                 self._fail(Broken("an event of the stream is not as documented", code="malformed"), error)
             return None
         kind = bare.type or name

@@ -122,7 +122,7 @@ class ChatStream(ProvenStream):
                 if not self._finished:
                     self._end(events)
                 return
-            if not data or event not in {"", "message", "error"}:
+            if not data.strip() or event not in {"", "message", "error"}:
                 return  # a keep-alive, or an event of a name we do not know that is no chunk
         self._payloads += 1
         try:

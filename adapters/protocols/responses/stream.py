@@ -125,7 +125,7 @@ class ResponseStream(ProvenStream):
                 self._take_one(name, data, events)
             elif data.strip() == _SENTINEL:
                 self._payloads += 1
-            elif data and (name in _UNNAMED or name in self._HANDLERS):
+            elif data.strip() and (name in _UNNAMED or name in self._HANDLERS):
                 self._payloads += 1
                 self._fail(Broken("what came is not JSON", code="malformed"))
             if self._failure is not None:

@@ -56,7 +56,7 @@ class WorkersStream(ProvenStream):
                 self._payloads += 1
                 if not self._finished:
                     self._end(events)
-            elif data and event in _NAMES and not self._finished:
+            elif data.strip() and event in _NAMES and not self._finished:
                 self._payloads += 1
                 self._fail(Broken("what came is no event of this protocol", code="malformed"))
             if self._failure is not None:

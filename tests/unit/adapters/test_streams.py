@@ -45,6 +45,13 @@ def test_a_body_that_ends_with_no_answer_in_it_proves_nothing(parser: StreamPars
     assert not parser.finished
 
 
+@pytest.mark.parametrize("blank", [b"data:\n\n", b"data: \n\n", b"data\n\n", b"data:\ndata: \n\n"])
+def test_an_event_of_blanks_says_nothing_and_keeps_no_clock_from_running(parser: StreamParser, blank: bytes) -> None:
+    assert not parser.feed(blank)
+    assert parser.payloads == 0
+    assert not parser.feed(b": idle\n\n")
+
+
 def test_json_in_place_of_a_stream_is_one_piece_of_payload_when_it_has_ended(parser: StreamParser) -> None:
     assert not parser.feed(b'{"nothing":')
     assert not parser.feed(b" 1}")
