@@ -13,6 +13,7 @@ import gc
 import itertools
 import math
 import os
+import signal
 import sys
 import time
 from collections import deque
@@ -30,7 +31,6 @@ from protos.tollbridge.v1 import gateway_pb2 as pb
 from tests.benchmarks import cpu
 from tests.benchmarks.loops import LEANEST, factory
 from tests.benchmarks.provider import FIRST
-from tests.stopping import command
 
 _METHOD = "/tollbridge.v1.Gateway/"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -444,6 +444,8 @@ KINDS: Mapping[str, Callable[[Order], Awaitable[Measured | Jobs]]] = {
 
 
 def main() -> None:
+    # Ctrl-C reaches all that is started; whoever has started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
     with (
         asyncio.Runner(loop_factory=factory(LEANEST)) as usual,
@@ -461,4 +463,4 @@ async def _answer(order: Order) -> Measured | Jobs:
 
 
 if __name__ == "__main__":
-    command(main)
+    main()

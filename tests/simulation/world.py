@@ -2,8 +2,8 @@
 One schedule: a few processes with the real controller over one memory store, clients that press stop, a provider with
 a ledger of its own, and everything that goes wrong. All of it follows from the seed.
 
-Time is virtual. The controller reads `time.monotonic` and makes its own ids; both are replaced here, in its module
-only, by the loop's clock and the seed, which is what makes a schedule repeatable.
+Time is virtual. The controller and its lanes read `time.monotonic`, and it makes its own ids; both are replaced here,
+in their modules only, by the loop's clock and the seed, which is what makes a schedule repeatable.
 """
 
 from __future__ import annotations
@@ -580,8 +580,10 @@ class World:
 
 @contextmanager
 def _in_place_of_clock_and_chance(world: World) -> Iterator[None]:
+    clock = types.SimpleNamespace(monotonic=world.loop.time)
     replaced: list[tuple[Any, str, Any]] = [
-        (controller, "time", types.SimpleNamespace(monotonic=world.loop.time)),
+        (controller, "time", clock),
+        (combiner, "time", clock),
         (controller, "new_id", world._id),
         (controller, "log", world.log),
         (combiner, "log", world.log),

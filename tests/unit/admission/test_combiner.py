@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -44,6 +45,23 @@ async def test_what_arrives_in_the_next_turn_of_the_loop_goes_out_with_what_is_t
     second = lane.submit(2)
     assert [await first, await second] == [1, 2]
     assert sent == [[1, 2]]
+
+
+async def test_what_arrives_while_the_loop_has_other_work_goes_out_with_what_is_there():
+    sent: list[list[int]] = []
+
+    async def send(batch: Sequence[int]) -> Sequence[int]:
+        sent.append(list(batch))
+        return batch
+
+    lane: Lane[int, int] = Lane(send)
+    answers = []
+    for element in range(8):
+        answers.append(lane.submit(element))
+        await asyncio.sleep(0)
+        time.sleep(0.001)  # noqa: ASYNC251  the other work
+    assert await asyncio.gather(*answers) == list(range(8))
+    assert sent == [list(range(8))]
 
 
 async def test_one_bad_element_fails_alone():
