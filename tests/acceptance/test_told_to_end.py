@@ -14,9 +14,10 @@ import pytest
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT], ids=lambda told: told.name)
-def test_a_benchmark_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path, told: signal.Signals) -> None:
+@pytest.mark.parametrize("words", ["tests.benchmarks.startup", "tests.clients ai-sdk"])
+def test_a_command_that_is_told_to_end_leaves_nothing_behind(tmp_path: Path, told: signal.Signals, words: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.benchmarks.startup"],
+        [sys.executable, "-m", *words.split()],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

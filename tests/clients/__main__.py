@@ -9,13 +9,13 @@ gateway.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
 import re
 import shutil
 import socket
-import sys
 import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from tests.clients.running import NONE_CHOSEN
 from tests.fakes.gateway_process import KEY, gateway_process
 from tests.fakes.simulated import simulated_process
+from tests.stopping import command
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv-clients"
@@ -305,11 +306,17 @@ async def run(names: list[str], words: list[str]) -> int:
     return len(failed)
 
 
-def main() -> None:
-    asked = sys.argv[1:]
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="tests.clients", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "words", nargs="*", metavar="WORD", help=f"a client, or a part of a scenario's name:\n{', '.join(CLIENTS)}"
+    )
+    asked: list[str] = parser.parse_args().words
     names = [name for name in CLIENTS if name in asked] or list(CLIENTS)
-    sys.exit(asyncio.run(run(names, [word for word in asked if word not in CLIENTS])))
+    return asyncio.run(run(names, [word for word in asked if word not in CLIENTS]))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)
